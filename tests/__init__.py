@@ -1,0 +1,1 @@
+"""Test suite; a package, so that no other `tests` on the path is taken for it."""
