@@ -1,0 +1,98 @@
+"""Laws: probability distributions over next tokens, dense, on shared ids or sparse.
+
+Owns their storage and the one operation verification needs: a residual that can be weighed,
+reduced by another law and drawn from. The numbers are torch tensors in production and numpy arrays
+of fractions in exact tests; nothing here converts between them.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law: weights over ids.
+
+    Args:
+        weights: [K]; non-negative, not necessarily normalised.
+        ids: [K] int64 token of each weight, unique; None when weight i belongs to token i.
+    """
+
+    weights: Any
+    ids: Tensor | None = None
+
+    def weight(self, token: int) -> Any:
+        """Return the weight of a token, 0 if the law does not hold it."""
+        if self.ids is None:
+            return self.weights[token]
+        place = (self.ids == token).nonzero()
+        return self.weights[int(place[0, 0])] if len(place) else 0 * self.weights[0]
+
+    def without(self, token: int) -> "Law":
+        """Return the law with one token's weight set to zero, not renormalised."""
+        weights = self.weights + 0
+        if self.ids is None:
+            weights[token] = 0 * weights[token]
+        else:
+            weights = weights * (self.ids != token)
+        return Law(weights, self.ids)
+
+    def minus(self, other: "Law") -> "Law":
+        """Return (self - other)+, not renormalised. Both must sum to one.
+
+        `other` may hold fewer ids than self (reduced vocabulary, sparse candidates): its weights
+        are subtracted where its ids lie. Self must be dense unless both share the same ids.
+        """
+        weights = self.weights + 0
+        if other.ids is None or other.ids is self.ids:
+            weights = weights - other.weights
+        elif self.ids is None:
+            weights[other.ids] = weights[other.ids] - other.weights
+        else:
+            match = self.ids[:, None] == other.ids[None, :]
+            weights = weights - (match * other.weights[None, :]).sum(-1)
+        return Law(weights.clip(0), self.ids)
+
+    def normalised(self) -> "Law | None":
+        """Return the law divided by its sum, or None if nothing is left."""
+        total = self.weights.sum()
+        return Law(self.weights / total, self.ids) if total > 0 else None
+
+
+@dataclass(frozen=True)
+class Laws:
+    """The laws of a tree's nodes.
+
+    Args:
+        probs: [R, K] one law per group of siblings drawn alike (or per sibling); each sums to 1.
+        ids: None if K is the whole vocabulary; [K] shared ids (reduced vocabulary); [R, K] sparse.
+        of: [N] int64; the law each drafted node was drawn from, -1 for a point mass. For a
+            target's laws, `of` is arange(N+1): law i is the next token's after node i.
+    """
+
+    probs: Any
+    ids: Tensor | None
+    of: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of laws R."""
+        return len(self.probs)
+
+    @cached_property
+    def of_list(self) -> list[int]:
+        """Return `of` as a list."""
+        return self.of.tolist()
+
+    def law(self, index: int) -> Law:
+        """Return law `index` of R."""
+        if self.ids is None or self.ids.ndim == 1:
+            return Law(self.probs[index], self.ids)
+        return Law(self.probs[index], self.ids[index])
+
+    def drawn_from(self, node: int) -> Law | None:
+        """Return the law that drafted node `node` (1..N) was drawn from; None: a point mass."""
+        index = self.of_list[node - 1]
+        return None if index < 0 else self.law(index)

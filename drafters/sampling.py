@@ -1,0 +1,142 @@
+"""Warp: from logits to the law that is served; and each row's own randomness.
+
+One place warps, for target and drafter alike, so that p and q mean the same thing everywhere.
+Order of the steps as in Hugging Face's generate: temperature, top-k, top-p, min-p.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafters.errors import UserError
+from drafters.laws import Law, Laws
+
+_COINS = 2  # streams a row owns: drafting noise and judging noise are never shared
+
+
+@dataclass(frozen=True)
+class Warp:
+    """How logits become a law.
+
+    Args:
+        temperature: 0 is greedy: the law is a point mass on the argmax (lowest id on a tie).
+        top_k: keep the k most likely tokens; 0 keeps all. Ties of the k-th are kept, as HF does.
+        top_p: keep the smallest set of tokens whose mass reaches top_p; 1 keeps all.
+        min_p: drop tokens below min_p times the most likely one's probability; 0 drops none.
+
+    Raises:
+        UserError: if a value is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.temperature < 0:
+            raise UserError(f"temperature is {self.temperature}: give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise UserError(f"top_k is {self.top_k}: give 0 (off) or more")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: give a value in (0, 1]; 1 is off")
+        if not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p is {self.min_p}: give a value in [0, 1]; 0 is off")
+
+    @property
+    def greedy(self) -> bool:
+        """Tell whether every law is a point mass."""
+        return self.temperature == 0
+
+    def laws(self, logits: Tensor, ids: Tensor | None = None) -> Laws:
+        """Turn logits into laws.
+
+        Args:
+            logits: [M, K] any float dtype; computed in float32.
+            ids: [K] shared ids when the logits cover a reduced vocabulary.
+
+        Returns:
+            Laws with M rows; sparse [M, 1] when greedy.
+        """
+        of = torch.arange(len(logits))
+        if self.greedy:
+            best = logits.argmax(-1, keepdim=True)
+            return Laws(torch.ones(best.shape), best if ids is None else ids[best], of)
+        scores = logits.float() / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < kth, -torch.inf)
+        if self.top_p < 1:
+            scores = _top_p(scores, self.top_p)
+        probs = scores.softmax(-1)
+        if self.min_p > 0:
+            probs = probs * (probs >= self.min_p * probs.amax(-1, keepdim=True))
+            probs = probs / probs.sum(-1, keepdim=True)
+        return Laws(probs, ids, of)
+
+
+def _top_p(scores: Tensor, top_p: float) -> Tensor:
+    ordered, order = scores.sort(dim=-1, descending=False, stable=True)
+    below = ordered.softmax(-1).cumsum(-1)
+    drop = below <= 1 - top_p
+    drop[..., -1] = False
+    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
+def draw_without_replacement(laws: Tensor, count: int, generators: list["Coin"]) -> Tensor:
+    """Draw `count` distinct ids from each law, in drawn order (Gumbel top-k).
+
+    Args:
+        laws: [R, F, K] probabilities; the generator of row r serves its F laws.
+        count: how many to draw from each law.
+        generators: R coins.
+
+    Returns:
+        [R, F, count] int64 indices into K. Where a law has fewer than `count` tokens of positive
+        probability, the surplus draws have probability 0 and must be dropped by the caller.
+    """
+    noise = torch.stack([coin.uniform(laws.shape[1:]) for coin in generators])
+    exponential = -torch.log1p(-noise).clamp_max(1 - 2**-24)
+    return (laws / exponential.clamp_min(1e-30)).topk(count, dim=-1).indices
+
+
+class Coin:
+    """Randomness of one row and one purpose: the coin that verifiers and drafters toss."""
+
+    def __init__(self, seed: int) -> None:
+        """Seed an own generator; the global one is never touched."""
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def uniform(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
+        """Draw uniform float32 numbers in [0, 1)."""
+        return torch.rand(shape, generator=self.generator)
+
+    def accept(self, probability: float | Tensor) -> bool:
+        """Return True with this probability; 0 never, 1 always."""
+        return bool(self.uniform(()) < probability)
+
+    def draw(self, law: Law) -> int:
+        """Draw a token from a law whose weights need not be normalised."""
+        if len(law.weights) == 1 and law.ids is not None:
+            return int(law.ids[0])
+        total = law.weights.double().cumsum(0)
+        point = self.uniform(()).double() * total[-1]
+        index = int(torch.searchsorted(total, point, right=True))
+        index = min(index, len(total) - 1)
+        return index if law.ids is None else int(law.ids[index])
+
+
+class RowRandom:
+    """The two independent coins of one row: `draft` for proposing, `verify` for judging.
+
+    A row's output depends on its own seed alone, never on its neighbours or on other generators.
+    """
+
+    def __init__(self, seed: int, row: int = 0) -> None:
+        """Derive both seeds from the user's seed and the row's number."""
+        words = torch.Generator().manual_seed(seed * 1_000_003 + row * _COINS + 17)
+        first, second = torch.randint(2**62, (2,), generator=words).tolist()
+        self.draft = Coin(first)
+        self.verify = Coin(second)

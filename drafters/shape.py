@@ -1,0 +1,67 @@
+"""TargetShape: the numbers of a target that a drafter is built from, saved with every drafter."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from drafters.errors import UserError
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """Sizes of a target.
+
+    Args:
+        vocab_size: rows of its embedding (not the tokenizer's length).
+        rope: the config's rope_parameters (rope_type, rope_theta, ...).
+        norm_epsilon: of its norms.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    norm_epsilon: float = 1e-5
+    rope: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Any, vocab_size: int) -> "TargetShape":
+        """Read the sizes from a Hugging Face text config."""
+        values = config.to_dict()
+        heads = config.num_attention_heads
+        hidden = config.hidden_size
+        epsilon = values.get("rms_norm_eps", values.get("layer_norm_epsilon", 1e-5))
+        return cls(
+            hidden_size=hidden,
+            intermediate_size=values.get("intermediate_size") or 4 * hidden,
+            num_layers=config.num_hidden_layers,
+            num_heads=heads,
+            num_kv_heads=values.get("num_key_value_heads") or heads,
+            head_dim=values.get("head_dim") or hidden // heads,
+            vocab_size=vocab_size,
+            max_positions=config.max_position_embeddings,
+            norm_epsilon=epsilon,
+            rope=values.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    @property
+    def default_taps(self) -> tuple[int, int, int]:
+        """Return the usual low, middle and high layer, as outputs of 0-based layers.
+
+        Raises:
+            UserError: if the target is too shallow for three distinct ones.
+        """
+        count = self.num_layers
+        if count < 7:
+            raise UserError(
+                f"the default taps need a target of 7 layers or more, this one has {count}: "
+                f"name the layers yourself, distinct ids from 0 to {count - 1}"
+            )
+        return (1, count // 2 - 1, count - 4)

@@ -1,0 +1,379 @@
+"""Target: the frozen large model that decides.
+
+Loads any Hugging Face causal LM with attention layers, picks the lean forward where it equals the
+model's own, and answers for trees, prompts and training batches in the terms of base.py. Not an
+nn.Module: it cannot slip into a state_dict, an optimizer or a distributed wrapper.
+"""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from drafters.base import Features, TargetOutput
+from drafters.cache import Block, KVCache, Placement
+from drafters.errors import UserError
+from drafters.lean import LeanModel, window_of
+from drafters.linear import FrozenLinear
+from drafters.reference import ReferenceModel, decoder_layers
+from drafters.shape import TargetShape
+from drafters.tree import TokenTree, causal
+
+PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
+_TOLERANCE = 1e-3  # of the lean forward's logits against the model's own, float32
+
+
+class Target:
+    """A frozen causal LM.
+
+    Args:
+        model: the Hugging Face model with its head, in eval mode.
+        tokenizer: its tokenizer, or None where only ids are used.
+        name: how tables and fingerprints call it.
+        engine: "fast" (lean forward where supported), or "reference" (the model's own).
+
+    Raises:
+        UserError: if the engine's name is unknown or the model cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        name: str = "target",
+        engine: str = "fast",
+    ) -> None:
+        """Freeze the model and choose its forward."""
+        if engine not in ("fast", "reference"):
+            raise UserError(f"engine is {engine!r}: give fast or reference")
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.config = model.config.get_text_config()
+        self._embedding = model.get_input_embeddings()
+        self._head = FrozenLinear([model.get_output_embeddings().weight], _head_bias(model))
+        self.shape = TargetShape.of(self.config, self._embedding.weight.shape[0])
+        self._reference = ReferenceModel(model.base_model, _windows(model))
+        self._lean = self._choose_lean() if engine == "fast" else None
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        dtype: str | torch.dtype = "float32",
+        device: str = "cpu",
+        engine: str = "fast",
+        trust_remote_code: bool = False,
+    ) -> "Target":
+        """Load a target from a folder or the hub.
+
+        Args:
+            path: a folder in Hugging Face format or a hub id.
+            dtype: "float32" or "bfloat16".
+            device: where the weights go.
+            engine: see the class.
+            trust_remote_code: whether the folder's own Python may run; off unless asked for.
+
+        Raises:
+            UserError: if nothing loadable is there.
+        """
+        kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        options = {"trust_remote_code": trust_remote_code}
+        try:
+            AutoConfig.from_pretrained(path, **options)
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=kind, use_safetensors=True, **options
+            )
+            tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"target {path}: {reason}; give a folder in Hugging Face format "
+                "(config.json, safetensors, tokenizer) or the id of one on the hub"
+            ) from error
+        return cls(model.to(device), tokenizer, name=str(path), engine=engine)
+
+    @property
+    def engine(self) -> str:
+        """Return which forward runs: fast or reference."""
+        return "reference" if self._lean is None else "fast"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of weights and states."""
+        return self._embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the weights are."""
+        return self._embedding.weight.device
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Return the ids that end a generation, from the generation config; may be empty."""
+        ids = self.model.generation_config.eos_token_id
+        if ids is None:
+            return frozenset()
+        return frozenset(ids if isinstance(ids, list) else [ids])
+
+    def new_cache(self, rows: int, capacity: int) -> KVCache:
+        """Return an empty cache for this target."""
+        return KVCache(
+            rows,
+            capacity,
+            layers=self.shape.num_layers,
+            heads=self.shape.num_kv_heads,
+            head_dim=self.shape.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the input embeddings [..., D] of ids. Frozen."""
+        return F.embedding(ids, self._embedding.weight)
+
+    def embedding_rows(self) -> Tensor:
+        """Return the embedding matrix [V, D]; not a copy, not to be registered by a drafter."""
+        return self._embedding.weight.detach()
+
+    def head(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return logits [..., V] of post-norm states, or [..., K] on the given ids."""
+        logits = self._head(hidden) if ids is None else F.linear(hidden, self.head_rows(ids))
+        cap = self.config.to_dict().get("final_logit_softcapping")
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """Return copies of the head's rows [K, D]."""
+        return self.model.get_output_embeddings().weight.detach()[ids].clone()
+
+    def norm_state(self) -> dict[str, Tensor]:
+        """Return the final norm's weights by name."""
+        layers = set(decoder_layers(self.model.base_model, self.shape.num_layers).modules())
+        norms = [m for n, m in self.model.base_model.named_modules() if "norm" in n or "ln_f" in n]
+        return dict(next(m for m in norms if m not in layers).state_dict())
+
+    def layer_state(self, index: int) -> dict[str, Tensor]:
+        """Return the weights of one decoder layer by their Hugging Face names, for warm starts."""
+        layers = decoder_layers(self.model.base_model, self.shape.num_layers)
+        return dict(layers[index].state_dict())
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        placement: Placement,
+        cache: KVCache,
+        features: Features,
+        wanted: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Run M placed tokens.
+
+        Args:
+            tokens: [M] int64 in the order of the placement.
+            placement: from `cache.place`.
+            cache: of this target.
+            features: what is read on the way.
+            wanted: indices into M whose logits are computed; None: all.
+
+        Returns:
+            logits [m, V], taps [M, K * D] or None, post-norm states [M, D].
+        """
+        tokens = tokens.to(self.device)
+        if self._lean is None:
+            last, taps = self._reference.placed(tokens, placement, cache, features.layers)
+        else:
+            lean = self._lean
+
+            def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                cache.write(index, key, value, placement)
+                window = lean.layers[index].window
+                return cache.attend(index, query, placement, window=window)
+
+            last, taps = lean(tokens, placement.positions, attend, features.layers)
+        return self.head(last if wanted is None else last[wanted]), taps, last
+
+    def prefill(
+        self, ids: Sequence[Tensor | None], cache: KVCache, features: Features
+    ) -> list[TargetOutput | None]:
+        """Take whole prompts into the cache, in chunks; logits of the last position only.
+
+        Args:
+            ids: per row the prompt [m] int64, m >= 1; None leaves a row alone.
+            cache: rows with a prompt must be empty or continue where they stand.
+            features: what is kept of every prompt position.
+        """
+        parts: list[list[TargetOutput]] = [[] for _ in ids]
+        for start in range(0, max(len(row) for row in ids if row is not None), PREFILL_CHUNK):
+            piece = [None if r is None else r[start : start + PREFILL_CHUNK] for r in ids]
+            piece = [None if r is None or not len(r) else r for r in piece]
+            blocks = [None if r is None else causal_block(len(r)) for r in piece]
+            outputs = self._rows(piece, blocks, cache, features, last_only=True)
+            cache.advance([0 if r is None else len(r) for r in piece])
+            for row, output in enumerate(outputs):
+                if output is not None:
+                    parts[row].append(output)
+        return [_joined(chunks) if chunks else None for chunks in parts]
+
+    def forward_trees(
+        self, trees: Sequence[TokenTree | None], cache: KVCache, features: Features
+    ) -> list[TargetOutput | None]:
+        """Run every row's tree over its cached prefix; commit with `cache.keep`."""
+        blocks = [None if t is None else Block(t.depth, t.visible) for t in trees]
+        tokens = [None if t is None else t.tokens for t in trees]
+        return self._rows(tokens, blocks, cache, features, last_only=False)
+
+    @torch.no_grad()
+    def forward_batch(
+        self, ids: Tensor, document: Tensor, position: Tensor, features: Features
+    ) -> tuple[Tensor | None, Tensor]:
+        """Run whole sequences for training, without logits.
+
+        Args:
+            ids: [B, T] int64.
+            document: [B, T] int64; tokens see earlier ones of the same document; -1 is padding.
+            position: [B, T] int64 inside the document.
+            features: which layers are kept.
+
+        Returns:
+            taps [B, T, K * D] or None, and post-norm states [B, T, D].
+        """
+        rows, length = ids.shape
+        same = document[:, :, None] == document[:, None, :]
+        hidden = ~(same & causal(length))
+        if self._lean is None:
+            last, taps = self._reference.full(ids, position, hidden, features.layers)
+            return taps, last
+        masks = _full_masks(hidden, position, {x.window for x in self._lean.layers}, self.dtype)
+        lean = self._lean
+
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            q, k, v = (x.view(rows, length, -1, x.shape[-1]).transpose(1, 2) for x in (query, key, value))
+            mask = masks[lean.layers[index].window]
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+            )
+            return out.transpose(1, 2).reshape(rows * length, -1)
+
+        last, taps = lean(ids.reshape(-1), position.reshape(-1), attend, features.layers)
+        shaped = (rows, length, -1)
+        return None if taps is None else taps.view(shaped), last.view(shaped)
+
+    def _rows(
+        self,
+        tokens: Sequence[Tensor | None],
+        blocks: Sequence[Block | None],
+        cache: KVCache,
+        features: Features,
+        *,
+        last_only: bool,
+    ) -> list[TargetOutput | None]:
+        placement = cache.place(blocks)
+        counts = placement.counts
+        flat = torch.cat([row for row in tokens if row is not None])
+        ends = torch.tensor([n for n in counts if n]).cumsum(0)
+        wanted = ends - 1 if last_only else None
+        logits, taps, last = self.forward(flat, placement, cache, features, wanted)
+        outputs: list[TargetOutput | None] = []
+        start = done = 0
+        for count in counts:
+            if not count:
+                outputs.append(None)
+                continue
+            span = slice(start, start + count)
+            rows = slice(done, done + 1) if last_only else span
+            outputs.append(
+                TargetOutput(
+                    logits[rows],
+                    None if taps is None else taps[span],
+                    last[span] if features.last else None,
+                )
+            )
+            start, done = start + count, done + 1
+        return outputs
+
+    def _choose_lean(self) -> LeanModel | None:
+        """Return the lean forward if it exists and equals the model's own, else warn once."""
+        try:
+            lean = LeanModel(self.model.base_model)
+        except NotImplementedError as reason:
+            warnings.warn(f"{self.name}: {reason}; using the reference engine", stacklevel=3)
+            return None
+        self._lean = None
+        expected = self._probe()
+        self._lean = lean
+        worst = (self._probe() - expected).abs().max().item()
+        tolerance = _TOLERANCE if self.dtype == torch.float32 else 0.1
+        if worst <= tolerance * max(1.0, expected.abs().max().item()):
+            return lean
+        warnings.warn(
+            f"{self.name}: the lean forward differs from the model's own by {worst:.2g}; "
+            "using the reference engine",
+            stacklevel=3,
+        )
+        return None
+
+    @torch.inference_mode()
+    def _probe(self) -> Tensor:
+        """Return logits of a short tree over a short prefix, the shapes that decoding uses."""
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(self.shape.vocab_size, (12,), generator=generator)
+        cache = self.new_cache(1, 16)
+        self.prefill([ids[:8]], cache, Features())
+        tree = TokenTree(ids[8:], torch.tensor([-1, 0, 1, 0]))
+        output = self.forward_trees([tree], cache, Features())[0]
+        assert output is not None
+        return output.logits.float()
+
+
+def causal_block(length: int) -> Block:
+    """Return the block of a row's next `length` tokens, each seeing those before it."""
+    return Block(torch.arange(length), causal(length))
+
+
+def _joined(chunks: list[TargetOutput]) -> TargetOutput:
+    taps = [c.taps for c in chunks if c.taps is not None]
+    last = [c.last for c in chunks if c.last is not None]
+    return TargetOutput(
+        chunks[-1].logits, torch.cat(taps) if taps else None, torch.cat(last) if last else None
+    )
+
+
+def _full_masks(
+    hidden: Tensor, position: Tensor, windows: set[int | None], dtype: torch.dtype
+) -> dict[int | None, Tensor | None]:
+    """Return one additive mask [B, 1, T, T] a window; None where plain causality is all."""
+    plain = not bool((hidden ^ ~causal(hidden.shape[-1])).any())
+    masks: dict[int | None, Tensor | None] = {}
+    for window in windows:
+        if plain and (window is None or hidden.shape[-1] <= window):
+            masks[window] = None
+            continue
+        far = hidden
+        if window is not None:
+            far = hidden | (position[:, :, None] - position[:, None, :] >= window)
+        mask = torch.zeros(far.shape, dtype=dtype)
+        masks[window] = mask.masked_fill_(far, torch.finfo(dtype).min)[:, None]
+    return masks
+
+
+def _windows(model: nn.Module) -> list[int | None]:
+    """Return every layer's sliding window."""
+    config = model.config.get_text_config()
+    layers = decoder_layers(model.base_model, config.num_hidden_layers)
+    windows = []
+    for layer in layers:
+        attentions = [m for m in layer.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")]
+        windows.append(window_of(attentions[0]) if attentions else None)
+    return windows
+
+
+def _head_bias(model: nn.Module) -> list[Tensor] | None:
+    bias = model.get_output_embeddings().bias
+    return None if bias is None else [bias]

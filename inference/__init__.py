@@ -1,0 +1,1 @@
+"""Decode with a drafter and measure what it is worth."""
