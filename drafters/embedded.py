@@ -9,7 +9,6 @@ that a second call costs no more than a look at the files.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -254,7 +253,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno is None:  # not the system's: a defect
             raise
         raise UserError(
             f"{error.filename or folder.parent}: {error.strerror}; give a folder that can be "

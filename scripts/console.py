@@ -6,6 +6,7 @@ Results go to stdout; notes, errors and bars go to stderr.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ from drafters.errors import UserError
 FOREIGN = ("drafters", "inference")
 # The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+if not sys.stderr.isatty():
+    # tqdm reads it on import: no bars of other libraries in logs either.
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
