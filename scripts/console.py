@@ -40,8 +40,7 @@ def app(summary: str) -> typer.Typer:
 
 def run(cli: typer.Typer) -> NoReturn:
     """Run a command line and end the process: 0 done, 2 the user's mistake, 130 interrupted."""
-    for line in foreign_distributions():
-        note(f"warning: {line}")
+    warn()
     try:
         code = cli(standalone_mode=False)
     except UserError as error:
@@ -53,6 +52,12 @@ def run(cli: typer.Typer) -> NoReturn:
     if code == 130:
         note("interrupted; what was saved stays")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def warn() -> None:
+    """Write a line to stderr for each foreign distribution on our import names."""
+    for line in foreign_distributions():
+        note(f"warning: {line}")
 
 
 def note(text: str) -> None:

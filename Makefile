@@ -1,0 +1,47 @@
+# The environment .venv is made by `make setup`; every other command sees to it first.
+# PYTHON=python3.12 chooses the interpreter, FRESH=1 lets the demo write its own chats.
+
+SHELL := bash
+PY := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-quick test check lint types fast bench fmt clean
+
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+
+setup: ## make the environment .venv; quick where nothing has changed
+	@PYTHON='$(PYTHON)' bash scripts/setup.sh
+
+demo: setup ## the main job: fetch the target, train two drafters, benchmark them (under 25 minutes)
+	$(PY) scripts/demo.py $(if $(FRESH),--fresh)
+
+demo-quick: setup ## the same with tiny sizes (under 3 minutes)
+	$(PY) scripts/demo.py --quick
+
+bench: setup ## the full table on what the demo trained
+	$(PY) scripts/demo.py --bench
+
+test: setup ## every test; those that need a GPU are skipped without one
+	$(PY) -m pytest -m ''
+
+check: lint types fast ## lint, types and the fast tests (under 60 s)
+
+lint: setup ## ruff: rules and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: setup ## pyright
+	$(PY) -m pyright
+
+fast: setup ## the fast tests
+	$(PY) -m pytest
+
+fmt: setup ## format, and mend what ruff can mend
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+clean: ## remove what tools and runs left here, the environment too; the cached target stays
+	rm -rf .venv build dist wandb outputs runs htmlcov .coverage mutants
+	rm -rf .pytest_cache .ruff_cache .hypothesis .mutmut-cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
