@@ -103,6 +103,7 @@ class Commit:
         logits: [N+1, V] the target's logits over the tree; [1, V] at prefill.
         finished: why the row stops after this commit: "stop", "length", or None.
         emitted: the tokens this commit adds to the row's output, after the cut at a stop.
+        path: the tree's nodes that `inputs` are, root first; empty at prefill.
     """
 
     inputs: Tensor
@@ -113,11 +114,29 @@ class Commit:
     logits: Tensor | None = None
     finished: str | None = None
     emitted: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
 
     @property
     def accepted(self) -> int:
-        """Return how many drafted tokens the target accepted (before any cut)."""
-        return 0 if self.tree is None else len(self.inputs) - 1
+        """Return how many of the emitted tokens were drafted.
+
+        All but the last are; the last is too where a stop cut the row at an accepted draft.
+        """
+        return len(self.path) - 1 + self._ends_at_draft if self.tree is not None else 0
+
+    @property
+    def attempted(self) -> int:
+        """Return how many depths were judged: one is if the node above it was accepted."""
+        if self.tree is None:
+            return 0
+        return len(self.path) - 1 + bool(self.tree.children[self.path[-1]])
+
+    @property
+    def _ends_at_draft(self) -> bool:
+        # a correction never equals a refused sibling: the residual has no mass there
+        assert self.tree is not None
+        below = self.tree.children[self.path[-1]]
+        return any(self.tree.token_list[child] == self.root for child in below)
 
 
 class DraftSession(Protocol):
@@ -144,9 +163,7 @@ class Drafter(Protocol):
     name: ClassVar[str]
     features: Features
 
-    def start(
-        self, target: "Target", growth: "Growth", rows: int, capacity: int
-    ) -> DraftSession:
+    def start(self, target: "Target", growth: "Growth", rows: int, capacity: int) -> DraftSession:
         """Start a session for `rows` rows of at most `capacity` tokens each."""
         ...
 
@@ -179,9 +196,7 @@ class NeuralDrafter(nn.Module):
         """Predict every depth of a training batch."""
 
     @abstractmethod
-    def start(
-        self, target: "Target", growth: "Growth", rows: int, capacity: int
-    ) -> DraftSession:
+    def start(self, target: "Target", growth: "Growth", rows: int, capacity: int) -> DraftSession:
         """Start a decoding session."""
 
     @property

@@ -44,11 +44,13 @@ class Law:
         """Return (self - other)+, not renormalised. Both must sum to one.
 
         `other` may hold fewer ids than self (reduced vocabulary, sparse candidates): its weights
-        are subtracted where its ids lie. Self must be dense unless both share the same ids.
+        are subtracted where its ids lie.
         """
         weights = self.weights + 0
-        if other.ids is None or other.ids is self.ids:
+        if other.ids is self.ids:
             weights = weights - other.weights
+        elif other.ids is None:
+            weights = weights - other.weights[self.ids]
         elif self.ids is None:
             weights[other.ids] = weights[other.ids] - other.weights
         else:

@@ -136,9 +136,7 @@ class ReferenceModel:
             self.layers[index].register_forward_hook(_keep_output(tapped, index)) for index in taps
         ]
         try:
-            out = self.model(
-                input_ids=ids, position_ids=position, attention_mask=mask, **arguments
-            )
+            out = self.model(input_ids=ids, position_ids=position, attention_mask=mask, **arguments)
         finally:
             for hook in hooks:
                 hook.remove()

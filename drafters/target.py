@@ -7,6 +7,7 @@ nn.Module: it cannot slip into a state_dict, an optimizer or a distributed wrapp
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ from drafters.tree import TokenTree, causal
 
 PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
 _TOLERANCE = 1e-3  # of the lean forward's logits against the model's own, float32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tokens [M] int64 of all rows in order, and where they go."""
+
+    tokens: Tensor
+    placement: Placement
 
 
 class Target:
@@ -214,7 +223,9 @@ class Target:
             piece = [None if r is None else r[start : start + PREFILL_CHUNK] for r in ids]
             piece = [None if r is None or not len(r) else r for r in piece]
             blocks = [None if r is None else causal_block(len(r)) for r in piece]
-            outputs = self._rows(piece, blocks, cache, features, last_only=True)
+            flat = torch.cat([row for row in piece if row is not None])
+            layout = Layout(flat, cache.place(blocks))
+            outputs = self.run(layout, cache, features, last_only=True)
             cache.advance([0 if r is None else len(r) for r in piece])
             for row, output in enumerate(outputs):
                 if output is not None:
@@ -225,9 +236,36 @@ class Target:
         self, trees: Sequence[TokenTree | None], cache: KVCache, features: Features
     ) -> list[TargetOutput | None]:
         """Run every row's tree over its cached prefix; commit with `cache.keep`."""
+        return self.run(self.lay_out(trees, cache), cache, features)
+
+    def lay_out(self, trees: Sequence[TokenTree | None], cache: KVCache) -> "Layout":
+        """Give every node of the rows' trees its cell, position and mask."""
         blocks = [None if t is None else Block(t.depth, t.visible) for t in trees]
-        tokens = [None if t is None else t.tokens for t in trees]
-        return self._rows(tokens, blocks, cache, features, last_only=False)
+        tokens = torch.cat([t.tokens for t in trees if t is not None])
+        return Layout(tokens, cache.place(blocks))
+
+    def run(
+        self, layout: "Layout", cache: KVCache, features: Features, *, last_only: bool = False
+    ) -> list[TargetOutput | None]:
+        """Run laid-out tokens; one output a row, logits of all tokens or of each row's last."""
+        counts = layout.placement.counts
+        ends = torch.tensor([n for n in counts if n]).cumsum(0)
+        wanted = ends - 1 if last_only else None
+        logits, taps, last = self.forward(layout.tokens, layout.placement, cache, features, wanted)
+        outputs: list[TargetOutput | None] = []
+        start = done = 0
+        for count in counts:
+            if not count:
+                outputs.append(None)
+                continue
+            span = slice(start, start + count)
+            rows = slice(done, done + 1) if last_only else span
+            tapped = None if taps is None else taps[span]
+            outputs.append(
+                TargetOutput(logits[rows], tapped, last[span] if features.last else None)
+            )
+            start, done = start + count, done + 1
+        return outputs
 
     @torch.no_grad()
     def forward_batch(
@@ -254,7 +292,9 @@ class Target:
         lean = self._lean
 
         def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            q, k, v = (x.view(rows, length, -1, x.shape[-1]).transpose(1, 2) for x in (query, key, value))
+            q, k, v = (
+                x.view(rows, length, -1, x.shape[-1]).transpose(1, 2) for x in (query, key, value)
+            )
             mask = masks[lean.layers[index].window]
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
@@ -264,39 +304,6 @@ class Target:
         last, taps = lean(ids.reshape(-1), position.reshape(-1), attend, features.layers)
         shaped = (rows, length, -1)
         return None if taps is None else taps.view(shaped), last.view(shaped)
-
-    def _rows(
-        self,
-        tokens: Sequence[Tensor | None],
-        blocks: Sequence[Block | None],
-        cache: KVCache,
-        features: Features,
-        *,
-        last_only: bool,
-    ) -> list[TargetOutput | None]:
-        placement = cache.place(blocks)
-        counts = placement.counts
-        flat = torch.cat([row for row in tokens if row is not None])
-        ends = torch.tensor([n for n in counts if n]).cumsum(0)
-        wanted = ends - 1 if last_only else None
-        logits, taps, last = self.forward(flat, placement, cache, features, wanted)
-        outputs: list[TargetOutput | None] = []
-        start = done = 0
-        for count in counts:
-            if not count:
-                outputs.append(None)
-                continue
-            span = slice(start, start + count)
-            rows = slice(done, done + 1) if last_only else span
-            outputs.append(
-                TargetOutput(
-                    logits[rows],
-                    None if taps is None else taps[span],
-                    last[span] if features.last else None,
-                )
-            )
-            start, done = start + count, done + 1
-        return outputs
 
     def _choose_lean(self) -> LeanModel | None:
         """Return the lean forward if it exists and equals the model's own, else warn once."""
@@ -369,7 +376,9 @@ def _windows(model: nn.Module) -> list[int | None]:
     layers = decoder_layers(model.base_model, config.num_hidden_layers)
     windows = []
     for layer in layers:
-        attentions = [m for m in layer.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")]
+        attentions = [
+            m for m in layer.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
+        ]
         windows.append(window_of(attentions[0]) if attentions else None)
     return windows
 

@@ -139,6 +139,20 @@ class TokenTree:
             nodes.append(self.parent_list[nodes[-1]])
         return nodes[::-1]
 
+    def limit(self, depth: int) -> "TokenTree":
+        """Return the tree without nodes deeper than `depth`: a cut that looks at no token."""
+        if int(self.depth[-1]) <= depth and int(self.depth.max()) <= depth:
+            return self
+        keep = (self.depth <= depth).nonzero().squeeze(-1)
+        place = torch.full((len(self),), -1)
+        place[keep] = torch.arange(len(keep))
+        parent = self.parent[keep]
+        parent = torch.where(parent < 0, parent, place[parent.clamp_min(0)])
+        laws = self.laws
+        if laws is not None:
+            laws = Laws(laws.probs, laws.ids, laws.of[keep[1:] - 1])
+        return TokenTree(self.tokens[keep], parent, laws)
+
     def check(self) -> None:
         """Raise ValueError if the numbering breaks the contract of this class.
 

@@ -114,12 +114,10 @@ class ScriptedSession:
                 self.emitted[row] = self.rounds[row] = 0
             else:
                 self.rounds[row] += 1
-            self.emitted[row] += 1 + commit.accepted
+            self.emitted[row] += len(commit.emitted)
             self.roots[row] = commit.root
 
-    def propose(
-        self, warp: Warp, random: Sequence[RowRandom | None]
-    ) -> list[TokenTree | None]:
+    def propose(self, warp: Warp, random: Sequence[RowRandom | None]) -> list[TokenTree | None]:
         """Propose the next tokens of the script, wrong from the scripted place on."""
         trees: list[TokenTree | None] = []
         for row, coins in enumerate(random):

@@ -1,0 +1,85 @@
+"""Fingerprint: which target a drafter was made for, and the first difference to another one."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafters.target import Target
+
+_SAMPLED = 4096  # values of each tensor that enter the weights' digest
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What identifies a target.
+
+    Args:
+        name: as it was loaded; informative only.
+        architecture: class of the model.
+        base: the model this one is a converted copy of, "" if it says nothing.
+        hidden_size, num_layers, vocab_size: its sizes.
+        tokenizer: digest of the tokenizer's ids and chat template; "" without a tokenizer.
+        weights: digest over evenly spaced values of every tensor.
+    """
+
+    name: str
+    architecture: str
+    base: str
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    tokenizer: str
+    weights: str
+
+    @classmethod
+    def of(cls, target: Target) -> "Fingerprint":
+        """Take a target's fingerprint; milliseconds."""
+        config = target.config.to_dict()
+        return cls(
+            name=target.name,
+            architecture=type(target.model).__name__,
+            base=str(config.get("base_model_name_or_path") or ""),
+            hidden_size=target.shape.hidden_size,
+            num_layers=target.shape.num_layers,
+            vocab_size=target.shape.vocab_size,
+            tokenizer=_tokenizer_digest(target.tokenizer),
+            weights=_weights_digest(dict(target.model.named_parameters())),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    def difference(self, other: "Fingerprint") -> tuple[str, Any, Any] | None:
+        """Return the first differing field with both values; the name does not count."""
+        mine, theirs = asdict(self), asdict(other)
+        for key in ("hidden_size", "vocab_size", "num_layers", "architecture", "tokenizer"):
+            if mine[key] != theirs[key]:
+                return key, mine[key], theirs[key]
+        if self.weights != other.weights:
+            return "weights", self.weights, other.weights
+        return None
+
+
+def _weights_digest(tensors: dict[str, Tensor]) -> str:
+    """Hash evenly spaced values of every tensor, rounded to bfloat16: equal in any served dtype."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        flat = tensors[name].detach().flatten()
+        step = max(1, len(flat) // _SAMPLED)
+        values = flat[::step].to("cpu", torch.bfloat16).view(torch.int16)
+        digest.update(name.encode())
+        digest.update(values.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    if tokenizer is None:
+        return ""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    text = json.dumps([vocabulary, tokenizer.chat_template])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,51 @@
+"""The registry of drafter families: name -> class."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+from drafters.base import Drafter, NeuralDrafter
+from drafters.errors import UserError
+from drafters.shape import TargetShape
+
+_METHODS: dict[str, type] = {}
+
+Method = TypeVar("Method", bound=type)
+
+
+def register(method: Method) -> Method:
+    """Register a drafter class under its `name`."""
+    _METHODS[method.name] = method
+    return method
+
+
+def methods() -> dict[str, type]:
+    """Return every registered family by name."""
+    import drafters.methods  # noqa: F401, PLC0415 - families register on import, and import us
+
+    return dict(_METHODS)
+
+
+def method(name: str) -> type:
+    """Return one family.
+
+    Raises:
+        UserError: if there is none of that name; names the nearest.
+    """
+    known = methods()
+    if name not in known:
+        near = get_close_matches(name, known, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UserError(f"no drafter is called {name!r}{hint}: give {', '.join(sorted(known))}")
+    return known[name]
+
+
+def build_drafter(
+    name: str, options: Mapping[str, object], shape: TargetShape
+) -> Drafter | NeuralDrafter:
+    """Make an untrained drafter of a family.
+
+    Raises:
+        UserError: on an unknown family or option.
+    """
+    return method(name).build(options, shape)

@@ -1,0 +1,251 @@
+"""The engine: rows that decode together, one round after the other.
+
+A round: the session proposes trees, the target runs them over its cache, the verifier judges each
+row with that row's own coins, what is final is cut at a stop and committed. Rows come and go;
+nothing here knows which drafter proposes.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafters.base import Commit, Drafter, TargetOutput
+from drafters.errors import UserError
+from drafters.growth import Growth
+from drafters.sampling import RowRandom, Warp
+from drafters.target import Target
+from drafters.tree import TokenTree
+from inference.stop import Stop
+from inference.verify import Verifier, lossless
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to decode.
+
+    Args:
+        prompt: [m] token ids, at least one.
+        max_new_tokens: at least 1.
+        random: the row's own coins.
+    """
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    random: RowRandom
+
+
+@dataclass
+class Row:
+    """A running request."""
+
+    random: RowRandom
+    ids: list[int]
+    room: int
+    root: int = -1
+    finished: str | None = None
+
+
+@dataclass
+class Clock:
+    """Seconds spent decoding (prefill apart), by phase.
+
+    draft: proposing, the drafter's own encoding included; build: laying trees out; verify: the
+    target's forward; commit: laws, verdicts, stops, cache and bookkeeping.
+    """
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    build: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
+    rounds: int = 0
+
+    @property
+    def decode(self) -> float:
+        """Return the seconds of all rounds."""
+        return self.draft + self.build + self.verify + self.commit
+
+
+class Decoder:
+    """Rows of one batch under one drafter.
+
+    Args:
+        target: decides.
+        drafter: proposes.
+        growth: the shape of its trees.
+        rows: batch size.
+        capacity: tokens a row may hold, prompt included.
+        warp: how logits become laws, for target and drafter alike.
+        stop: where outputs end.
+        verify: the verifier.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        growth: Growth,
+        *,
+        rows: int,
+        capacity: int,
+        warp: Warp,
+        stop: Stop,
+        verify: Verifier = lossless,
+    ) -> None:
+        """Allocate the cache and start the drafter's session."""
+        self.target, self.warp, self.stop, self.verify = target, warp, stop, verify
+        self.capacity = min(capacity, target.shape.max_positions)
+        self.cache = target.new_cache(rows, self.capacity + growth.nodes + 1)
+        self.session = drafter.start(target, growth, rows, self.capacity + growth.nodes + 1)
+        self.rows: list[Row | None] = [None] * rows
+        self.clock = Clock()
+
+    @torch.inference_mode()
+    def admit(self, requests: Mapping[int, Request]) -> list[Commit | None]:
+        """Prefill new rows; each emits its first token.
+
+        Args:
+            requests: by the number of a free row.
+
+        Raises:
+            UserError: if a prompt is empty or leaves no room, or a budget is below 1.
+        """
+        start = time.perf_counter()
+        prompts: list[torch.Tensor | None] = [None] * len(self.rows)
+        for row, request in requests.items():
+            assert self.rows[row] is None, f"row {row} is taken"
+            self._check(request)
+            self.cache.reset(row)
+            prompts[row] = torch.tensor(request.prompt)
+            room = min(request.max_new_tokens, self.capacity - len(request.prompt))
+            self.rows[row] = Row(request.random, list(request.prompt), room)
+        outputs = self.target.prefill(prompts, self.cache, self.session.features)
+        commits = [
+            None if out is None else self._first(row, out) for row, out in enumerate(outputs)
+        ]
+        self.session.observe(commits)
+        self.clock.prefill += time.perf_counter() - start
+        return commits
+
+    @torch.inference_mode()
+    def round(self) -> list[Commit | None]:
+        """Decode one round of every unfinished row."""
+        marks = [time.perf_counter()]
+        active = [row if row is not None and row.finished is None else None for row in self.rows]
+        random = [None if row is None else row.random for row in active]
+        trees = self.session.propose(self.warp, random)
+        marks.append(time.perf_counter())
+        # depth beyond the room is never emitted; a cut by depth looks at no token
+        trees = [
+            None if row is None or tree is None else tree.limit(row.room - 1)
+            for row, tree in zip(active, trees, strict=True)
+        ]
+        layout = self.target.lay_out(trees, self.cache)
+        marks.append(time.perf_counter())
+        outputs = self.target.run(layout, self.cache, self.session.features)
+        marks.append(time.perf_counter())
+        commits, paths = self._judge(trees, outputs)
+        self.cache.keep(paths)
+        self.session.observe(commits)
+        marks.append(time.perf_counter())
+        self._count(marks)
+        return commits
+
+    def release(self, row: int) -> None:
+        """Free a row for the next request."""
+        self.rows[row] = None
+
+    @property
+    def running(self) -> list[int]:
+        """Return the rows that go on."""
+        return [i for i, row in enumerate(self.rows) if row is not None and row.finished is None]
+
+    def _judge(
+        self, trees: Sequence[TokenTree | None], outputs: Sequence[TargetOutput | None]
+    ) -> tuple[list[Commit | None], list[list[int] | None]]:
+        """Return each row's commit and the path its cache keeps."""
+        commits: list[Commit | None] = []
+        paths: list[list[int] | None] = []
+        for row, tree, output in zip(self.rows, trees, outputs, strict=True):
+            if row is None or tree is None or output is None:
+                commits.append(None)
+                paths.append(None)
+                continue
+            verdict = self.verify(self.warp.laws(output.logits), tree, row.random.verify)
+            emitted = [tree.token_list[node] for node in verdict.path[1:]] + [verdict.token]
+            count, finished = self.stop.cut(row.ids, emitted, row.room)
+            path, emitted = verdict.path[:count], emitted[:count]
+            self._advance(row, emitted, finished)
+            commits.append(_commit(tree, path, emitted, output, finished))
+            paths.append(path)
+        return commits, paths
+
+    def _first(self, index: int, output: TargetOutput) -> Commit:
+        """Emit a row's first token from the prompt's last logits."""
+        row = self.rows[index]
+        assert row is not None
+        token = row.random.verify.draw(self.warp.laws(output.logits).law(0))
+        prompt = torch.tensor(row.ids)
+        _, finished = self.stop.cut(row.ids, [token], row.room)
+        self._advance(row, [token], finished)
+        return Commit(
+            prompt,
+            token,
+            taps=output.taps,
+            last=output.last,
+            logits=output.logits,
+            finished=finished,
+            emitted=(token,),
+        )
+
+    @staticmethod
+    def _advance(row: Row, emitted: Sequence[int], finished: str | None) -> None:
+        row.ids.extend(emitted)
+        row.room -= len(emitted)
+        row.root = emitted[-1]
+        row.finished = finished
+
+    def _check(self, request: Request) -> None:
+        if not len(request.prompt):
+            raise UserError("a prompt has no tokens: give at least one")
+        if request.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens is {request.max_new_tokens}: give 1 or more")
+        if len(request.prompt) >= self.capacity:
+            raise UserError(
+                f"a prompt has {len(request.prompt)} tokens and the context holds "
+                f"{self.capacity}: shorten the prompt"
+            )
+
+    def _count(self, marks: Sequence[float]) -> None:
+        draft, build, verify, commit = (b - a for a, b in zip(marks, marks[1:], strict=False))
+        clock = self.clock
+        clock.draft += draft
+        clock.build += build
+        clock.verify += verify
+        clock.commit += commit
+        clock.rounds += 1
+
+
+def _commit(
+    tree: TokenTree,
+    path: list[int],
+    emitted: list[int],
+    output: TargetOutput,
+    finished: str | None,
+) -> Commit:
+    """Gather what became final along the accepted path."""
+    nodes = torch.tensor(path)
+    return Commit(
+        tree.tokens[nodes],
+        emitted[-1],
+        taps=None if output.taps is None else output.taps[nodes],
+        last=None if output.last is None else output.last[nodes],
+        tree=tree,
+        logits=output.logits,
+        finished=finished,
+        emitted=tuple(emitted),
+        path=tuple(path),
+    )

@@ -1,0 +1,258 @@
+"""generate and stream: prompts in, text out, through the engine.
+
+More prompts than rows are served as rows come free; a prompt's output depends on its own seed and
+number alone, not on which rows run beside it.
+"""
+
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from drafters.base import Commit, Drafter
+from drafters.errors import UserError
+from drafters.growth import Chain, Growth
+from drafters.sampling import RowRandom, Warp
+from drafters.target import Target
+from inference.engine import Clock, Decoder, Request
+from inference.stop import Stop
+from inference.verify import Verifier, lossless
+
+_ROWS = 8  # rows decoded together unless the caller says otherwise
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How outputs are drawn and where they end.
+
+    Args:
+        max_new_tokens: at most this many tokens a prompt.
+        warp: how logits become laws.
+        seed: of all rows; prompt number i draws from its own streams of it.
+        stop_strings: texts that end an output.
+        eos_ids: ids that end an output; None: the target's own.
+    """
+
+    max_new_tokens: int = 128
+    warp: Warp = field(default_factory=Warp)
+    seed: int = 0
+    stop_strings: tuple[str, ...] = ()
+    eos_ids: frozenset[int] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what no later stage would check before model work."""
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens is {self.max_new_tokens}: give 1 or more")
+
+
+@dataclass
+class Output:
+    """What one prompt produced.
+
+    Args:
+        ids: emitted tokens, an ending token included.
+        finish_reason: "stop" (an ending token or string) or "length".
+        commits: number of tokens of each commit, the prefill's first.
+        accepted, attempted, drafted: per round, the prefill apart: drafted tokens emitted, depths
+            judged, nodes drafted. The raw material of alpha and tau.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    accepted: list[int] = field(default_factory=list)
+    attempted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    text: str = ""
+
+    @property
+    def rounds(self) -> int:
+        """Return the number of rounds; the prefill is not one."""
+        return len(self.accepted)
+
+    @property
+    def tau(self) -> float:
+        """Return emitted tokens a round, bonus included, prefill's token excluded."""
+        return (len(self.ids) - 1) / self.rounds if self.rounds else 0.0
+
+    def add(self, commit: Commit) -> None:
+        """Take in one commit."""
+        self.ids.extend(commit.emitted)
+        self.finish_reason = commit.finished
+        if commit.tree is not None:
+            self.accepted.append(commit.accepted)
+            self.attempted.append(commit.attempted)
+            self.drafted.append(commit.tree.drafted)
+
+
+class Generation:
+    """A run over prompts: iterate it for commits as they come, then read `outputs`.
+
+    Args:
+        target, drafter, growth: who decides, who proposes, in what shape (None: a chain of 4).
+        prompts: token ids, or texts for the target's tokenizer.
+        sampling: how outputs are drawn.
+        rows: how many prompts decode together.
+        verify: the verifier.
+
+    Raises:
+        UserError: if a prompt cannot be served; before any model work.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        prompts: Sequence[Sequence[int] | str],
+        *,
+        growth: Growth | None = None,
+        sampling: Sampling | None = None,
+        rows: int | None = None,
+        verify: Verifier = lossless,
+    ) -> None:
+        """Check the prompts and allocate the engine."""
+        self.target = target
+        self.sampling = sampling or Sampling()
+        self.prompts = [_ids(target, prompt) for prompt in prompts]
+        if not self.prompts:
+            raise UserError("no prompts were given: give at least one")
+        limit = target.shape.max_positions
+        longest = max(len(prompt) for prompt in self.prompts)
+        if longest >= limit:
+            raise UserError(
+                f"a prompt has {longest} tokens and the target's context holds {limit}: shorten it"
+            )
+        if longest + self.sampling.max_new_tokens > limit:
+            warnings.warn(
+                f"outputs end at the target's context of {limit} tokens, before max_new_tokens",
+                stacklevel=2,
+            )
+        eos = self.sampling.eos_ids
+        stop = Stop(
+            target.eos_ids if eos is None else eos, self.sampling.stop_strings, target.tokenizer
+        )
+        self.decoder = Decoder(
+            target,
+            drafter,
+            growth or Chain(),
+            rows=min(rows or _ROWS, len(self.prompts)),
+            capacity=longest + self.sampling.max_new_tokens,
+            warp=self.sampling.warp,
+            stop=stop,
+            verify=verify,
+        )
+        self.outputs = [Output() for _ in self.prompts]
+        self._waiting = deque(range(len(self.prompts)))
+        self._serves: list[int | None] = [None] * len(self.decoder.rows)
+
+    @property
+    def clock(self) -> Clock:
+        """Return where the time went."""
+        return self.decoder.clock
+
+    def __iter__(self) -> Iterator[tuple[int, Commit]]:
+        """Yield (number of the prompt, commit) as commits come."""
+        while self._waiting or self.decoder.running:
+            yield from self._take(self._admit())
+            if self.decoder.running:
+                yield from self._take(self.decoder.round())
+
+    def run(self) -> list[Output]:
+        """Decode to the end; outputs in the order of the prompts, with their texts."""
+        for _ in self:
+            pass
+        if self.target.tokenizer is not None:
+            for output in self.outputs:
+                output.text = self.target.tokenizer.decode(output.ids, skip_special_tokens=True)
+        return self.outputs
+
+    def _admit(self) -> list[Commit | None]:
+        """Give free rows to waiting prompts."""
+        requests = {}
+        for row in range(len(self._serves)):
+            if not self._waiting:
+                break
+            if row in self.decoder.running:
+                continue
+            self.decoder.release(row)
+            number = self._waiting.popleft()
+            self._serves[row] = number
+            requests[row] = Request(
+                self.prompts[number],
+                self.sampling.max_new_tokens,
+                RowRandom(self.sampling.seed, number),
+            )
+        return self.decoder.admit(requests) if requests else []
+
+    def _take(self, commits: Sequence[Commit | None]) -> Iterator[tuple[int, Commit]]:
+        for row, commit in enumerate(commits):
+            number = self._serves[row]
+            if commit is None or number is None:
+                continue
+            self.outputs[number].add(commit)
+            yield number, commit
+
+
+def stream(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int] | str],
+    *,
+    growth: Growth | None = None,
+    sampling: Sampling | None = None,
+    rows: int | None = None,
+) -> Iterator[tuple[int, Commit]]:
+    """Yield (number of the prompt, commit) round by round. Arguments as Generation's."""
+    yield from Generation(target, drafter, prompts, growth=growth, sampling=sampling, rows=rows)
+
+
+def generate(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int] | str],
+    *,
+    growth: Growth | None = None,
+    rows: int | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    stop_strings: Sequence[str] = (),
+    eos_ids: Sequence[int] | None = None,
+) -> list[Output]:
+    """Decode prompts to the end: exact in law, and greedy output identical in float32.
+
+    Args:
+        target, drafter, growth: who decides, who proposes, in what shape (None: a chain of 4).
+        prompts: token ids, or texts for the target's tokenizer (as they are, no chat template).
+        rows: how many prompts decode together.
+        max_new_tokens: at most this many tokens a prompt.
+        temperature, top_k, top_p, min_p: how logits become laws; temperature 0 is greedy.
+        seed: prompt number i draws from its own streams of it.
+        stop_strings, eos_ids: what ends an output beside the length; eos_ids None: the target's.
+
+    Raises:
+        UserError: if a value or prompt cannot be served; before any model work.
+    """
+    sampling = Sampling(
+        max_new_tokens=max_new_tokens,
+        warp=Warp(temperature, top_k, top_p, min_p),
+        seed=seed,
+        stop_strings=tuple(stop_strings),
+        eos_ids=None if eos_ids is None else frozenset(eos_ids),
+    )
+    run = Generation(target, drafter, prompts, growth=growth, sampling=sampling, rows=rows)
+    return run.run()
+
+
+def _ids(target: Target, prompt: Sequence[int] | str) -> list[int]:
+    if not isinstance(prompt, str):
+        ids = list(prompt)
+    elif target.tokenizer is None:
+        raise UserError("a prompt is text but the target has no tokenizer: give token ids")
+    else:
+        ids = target.tokenizer(prompt)["input_ids"]
+    if not ids:
+        raise UserError("a prompt has no tokens: give at least one")
+    return ids
