@@ -6,7 +6,7 @@ token it emits are no round. Intervals come from resampling prompts; nothing is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import scipy.stats  # pyright: ignore[reportMissingTypeStubs]
@@ -172,7 +172,7 @@ def _estimate(table: NDArray[np.float64]) -> Estimate:
     value = float(_ratio(*table.T))
     if len(table) < 2:
         return Estimate(value, None)
-    bootstrap: Any = scipy.stats.bootstrap  # pyright: ignore[reportUnknownMemberType]
+    bootstrap = cast("Any", scipy.stats).bootstrap
     found = bootstrap(
         tuple(table.T),
         _ratio,
