@@ -86,7 +86,7 @@ class Prediction:
     depth: int
     group: Tensor
     logits: Callable[[slice], Tensor]
-    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 @dataclass(frozen=True)

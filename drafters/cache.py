@@ -8,6 +8,7 @@ an accepted path down to its place keeps its rotary phase right (it was applied 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -315,8 +316,8 @@ def _free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        with open("/proc/meminfo") as lines:
-            table = dict(line.split(":", 1) for line in lines)
+        lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
+    table = dict(line.split(":", 1) for line in lines)
     return int(table["MemAvailable"].split()[0]) * 1024

@@ -143,10 +143,8 @@ def _check_target(folder: Path, made_for: Fingerprint, target: Target) -> None:
     if found is None:
         return
     field, theirs, ours = found
-    same_base = (
-        made_for.base
-        and made_for.base in (here.base, here.name)
-        or (here.base and here.base == made_for.name)
+    same_base = (made_for.base and made_for.base in (here.base, here.name)) or (
+        here.base and here.base == made_for.name
     )
     if field == "weights" and same_base:
         warnings.warn(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafters.cache import Block, KVCache, Placement
+from drafters.cache import KVCache, Placement
+from drafters.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Frontier:
 class FrontierCells:
     """Places one round's frontiers one after the other behind the committed part of a cache.
 
+    KVCache.place would do, row by row. All rows grow in lockstep here, so that their cells are one
+    sum and a chain in one row needs no mask: a drafter's step is short enough for that to count.
+
     Args:
         cache: the drafter's own cache; its lengths stay as they are.
         rows: the cache rows that draft, ascending.
@@ -39,21 +43,89 @@ class FrontierCells:
     def __init__(self, cache: KVCache, rows: Sequence[int]) -> None:
         """Start a round with nothing guessed."""
         self.cache, self.rows = cache, rows
-        self.seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool)
+        device = cache.store.device
+        index = torch.tensor(rows)
+        lengths = cache.lengths[index]
+        self.longest = int(lengths.max())
+        self.lengths = lengths.to(device)[:, None]
+        self.cells = (index * cache.capacity + lengths).to(device)[:, None]
+        self.column = torch.arange(cache.capacity, device=device)
+        gaps = len(rows) <= rows[-1] - rows[0]
+        self.places = (index - rows[0]).to(device) if gaps else None
+        self.depths: list[int] = []  # of every guessed column, minus one
+        self.seen: Tensor | None = None  # [R, F, columns] bool; None: one straight chain so far
 
     def place(self, frontier: Frontier) -> Placement:
         """Assign cells to a frontier; each node sees the committed part, its ancestors, itself.
 
         The node at depth d lies d - 1 positions behind the first column after the committed part.
+
+        Raises:
+            UserError: if a row would outgrow the capacity.
         """
         count, size = frontier.tokens.shape
-        column = self.seen.shape[-1]
-        index = frontier.parent[..., None].expand(-1, -1, column)
-        seen = self.seen.gather(1, index) if column else self.seen.expand(count, size, 0)
-        itself = torch.eye(size, dtype=torch.bool)
-        offset = torch.full((size,), frontier.depth - 1)
-        blocks: list[Block | None] = [None] * self.cache.rows
-        for place, row in enumerate(self.rows):
-            blocks[row] = Block(offset, itself, column, seen[place] if column else None)
-        self.seen = torch.cat((seen, itself.expand(count, size, size)), -1)
-        return self.cache.place(blocks)
+        start, stop = len(self.depths), len(self.depths) + size
+        span = self.longest + stop
+        if span > self.cache.capacity:
+            raise UserError(
+                f"a row needs {span} tokens but the drafter's cache holds {self.cache.capacity}: "
+                "ask for fewer new tokens or a larger capacity"
+            )
+        if size > 1 or self.seen is not None:
+            self.seen = self._extended(frontier, start)
+        self.depths += [frontier.depth - 1] * size
+        position = (self.lengths + (frontier.depth - 1)).expand(count, size)
+        hidden, key_position = self._visibility(span)
+        counts = [0] * self.cache.rows
+        for row in self.rows:
+            counts[row] = size
+        grid = None
+        if self.places is not None:
+            grid = (self.places[:, None] * size + self.column[:size]).flatten()
+        return Placement(
+            rows=slice(self.rows[0], self.rows[-1] + 1),
+            cells=(self.cells + self.column[start:stop]).flatten(),
+            positions=position.flatten(),
+            grid=grid,
+            width=size,
+            span=span,
+            hidden=None if hidden is None else self._spread(hidden),
+            query_position=self._spread(position),
+            key_position=self._spread(key_position),
+            counts=counts,
+        )
+
+    def _extended(self, frontier: Frontier, start: int) -> Tensor:
+        """Return which guessed columns each node of the frontier sees [R, F, start + F]."""
+        count, size = frontier.tokens.shape
+        device = self.column.device
+        seen = self.seen
+        if seen is None:
+            seen = torch.ones(count, 1, start, dtype=torch.bool, device=device)
+        seen = seen.gather(1, frontier.parent[..., None].expand(-1, -1, start))
+        itself = torch.eye(size, dtype=torch.bool, device=device).expand(count, size, size)
+        return torch.cat((seen, itself), -1)
+
+    def _visibility(self, span: int) -> tuple[Tensor | None, Tensor]:
+        """Return what the newest nodes may not see [R, F, span], and every column's position."""
+        column, stop = self.column[:span], len(self.depths)
+        key_position = column.expand(len(self.lengths), span)
+        if self.seen is None:
+            ends = self.lengths + stop
+            hidden = None if len(self.lengths) == 1 else (column >= ends)[:, None]
+            return hidden, key_position
+        guessed = self.lengths + self.column[:stop]
+        depths = torch.tensor(self.depths, device=column.device)
+        key_position = key_position.scatter(1, guessed, self.lengths + depths)
+        size = self.seen.shape[1]
+        hidden = (column >= self.lengths)[:, None].repeat(1, size, 1)
+        hidden.scatter_(2, guessed[:, None].expand(-1, size, -1), ~self.seen)
+        return hidden, key_position
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """Make room for the rows of the range that do not draft; what they see is never read."""
+        if self.places is None:
+            return x
+        full = x.new_zeros(self.rows[-1] + 1 - self.rows[0], *x.shape[1:])
+        full[self.places] = x
+        return full

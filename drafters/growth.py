@@ -15,7 +15,7 @@ from torch import Tensor
 from drafters.errors import UserError
 from drafters.frontier import Frontier
 from drafters.laws import Laws
-from drafters.sampling import Coin, Warp, draw_without_replacement
+from drafters.sampling import Coin, Warp
 from drafters.tree import TokenTree, chain_parents
 
 DRAFT_MODES = ("argmax", "sampled")
@@ -41,8 +41,15 @@ class Guesser(Protocol):
 class Growth(Protocol):
     """A growth policy: `depth` levels and at most `nodes` drafted nodes."""
 
-    depth: int
-    draft: str
+    @property
+    def depth(self) -> int:
+        """Return the number of levels below the root."""
+        ...
+
+    @property
+    def draft(self) -> str:
+        """Return how tokens are chosen: argmax or sampled."""
+        ...
 
     @property
     def nodes(self) -> int:
@@ -70,7 +77,7 @@ def _check_draft(draft: str, allowed: Sequence[str], growth: str) -> None:
         raise UserError(f"draft is {draft!r} with growth {growth}: give {' or '.join(allowed)}")
 
 
-def _check_at_least(value: int, least: int, name: str) -> None:
+def _check_at_least(value: object, least: int, name: str) -> None:
     if not isinstance(value, int) or value < least:
         raise UserError(f"{name} is {value!r}: give a whole number of {least} or more")
 
@@ -109,7 +116,8 @@ class Chain:
         sampled = self.draft == "sampled" and not warp.greedy
         logits = guesser.root_logits()
         straight = torch.zeros(len(roots), 1, dtype=torch.int64)
-        columns, laws = [torch.tensor(roots)], []
+        columns: list[Tensor] = [torch.tensor(roots)]
+        laws: list[Tensor] = []
         for depth in range(1, self.gamma + 1):
             if sampled:
                 law = warp.laws(logits, guesser.ids)
@@ -185,11 +193,15 @@ class Static:
         """Grow one tree of the shape a row."""
         sampled = self.draft == "sampled" and not warp.greedy
         logits = guesser.root_logits()[:, None]
-        columns, laws, of = [torch.tensor(roots)[:, None]], [], []
+        columns: list[Tensor] = [torch.tensor(roots)[:, None]]
+        laws: list[Tensor] = []
+        of: list[int] = []
         for depth, width in enumerate(self.branching, start=1):
             if sampled:
                 probs = warp.laws(logits.flatten(0, 1)).probs.view(logits.shape)
-                choice = draw_without_replacement(probs, width, list(coins))
+                choice = torch.stack(
+                    [coin.draw_distinct(probs[i], width) for i, coin in enumerate(coins)]
+                )
                 first = sum(x.shape[1] for x in laws)
                 siblings = _shrinking(probs, choice)
                 laws.append(siblings)
@@ -214,7 +226,8 @@ class Static:
 
 def _shrinking(probs: Tensor, choice: Tensor) -> Tensor:
     """Return the law of each drawn sibling [R, F * width, K]: elder siblings' mass removed."""
-    laws, current = [], probs.clone()
+    laws: list[Tensor] = []
+    current = probs.clone()
     for place in range(choice.shape[-1]):
         total = current.sum(-1, keepdim=True)
         laws.append(current / total.clamp_min(torch.finfo(current.dtype).tiny))

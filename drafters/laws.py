@@ -28,8 +28,7 @@ class Law:
         """Return the weight of a token, 0 if the law does not hold it."""
         if self.ids is None:
             return self.weights[token]
-        place = (self.ids == token).nonzero()
-        return self.weights[int(place[0, 0])] if len(place) else 0 * self.weights[0]
+        return (self.weights * (self.ids == token)).sum()
 
     def without(self, token: int) -> "Law":
         """Return the law with one token's weight set to zero, not renormalised."""

@@ -7,6 +7,7 @@ trees or rows: tokens come with positions, attention is a callable.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +47,7 @@ class LeanModel:
             names it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         """Take the weights over in packed form."""
         config = model.config
         if config.model_type not in FAMILIES:
@@ -71,7 +72,8 @@ class LeanModel:
         """Run the layers over M tokens.
 
         Args:
-            tokens, positions: [M] int64.
+            tokens: [M] int64.
+            positions: [M] int64 context positions.
             attend: stores keys and values and returns what each token reads.
             taps: layers whose raw outputs are wanted.
 
@@ -112,12 +114,12 @@ class LeanModel:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary phases to [M, H, hd]; cos [M, 1, hd], sin [M, 1, hd] with its first half negated."""
+    """Apply rotary phases to [M, H, hd]; cos, sin [M, 1, hd], sin with its first half negated."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
 
 
-def _rotary_table(model: nn.Module, length: int) -> tuple[Tensor, Tensor]:
+def _rotary_table(model: Any, length: int) -> tuple[Tensor, Tensor]:
     """Return cos and signed sin [length, 1, hd] from the model's own rotary module."""
     with torch.no_grad():
         cos, sin = model.rotary_emb(model.embed_tokens.weight[:1], torch.arange(length)[None])
@@ -126,7 +128,7 @@ def _rotary_table(model: nn.Module, length: int) -> tuple[Tensor, Tensor]:
     return cos[0, :, None].contiguous(), signed[:, None].contiguous()
 
 
-def _lean_layer(layer: nn.Module) -> LeanLayer:
+def _lean_layer(layer: Any) -> LeanLayer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     normed = attention.config.model_type == "qwen3"
@@ -143,7 +145,7 @@ def _lean_layer(layer: nn.Module) -> LeanLayer:
     )
 
 
-def _fuse(*linears: nn.Linear) -> FrozenLinear:
+def _fuse(*linears: Any) -> FrozenLinear:
     if any(type(linear) is not nn.Linear for linear in linears):
         raise NotImplementedError(f"a projection is a {type(linears[0]).__name__}, not a Linear")
     biases = [linear.bias for linear in linears]
@@ -153,7 +155,7 @@ def _fuse(*linears: nn.Linear) -> FrozenLinear:
     return FrozenLinear([linear.weight for linear in linears], some or None)
 
 
-def window_of(attention: nn.Module) -> int | None:
+def window_of(attention: Any) -> int | None:
     """Return the sliding window of one attention layer in positions, None for full attention."""
     config, index = attention.config, attention.layer_idx
     window = config.to_dict().get("sliding_window")

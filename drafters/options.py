@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-
+from typing import Any
+from typing import TypeVar
 
 from drafters.errors import UserError
+from drafters.settings import fill
+
+Schema = TypeVar("Schema")
 
 
 def no_options(name: str, options: Mapping[str, object]) -> None:
@@ -19,7 +23,7 @@ def no_options(name: str, options: Mapping[str, object]) -> None:
 
 def checked(
     name: str, options: Mapping[str, object], kinds: Mapping[str, type]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the options if each is known and of its kind.
 
     Args:
@@ -30,7 +34,7 @@ def checked(
     Raises:
         UserError: names the option, what was given and what is allowed.
     """
-    result: dict[str, object] = {}
+    result: dict[str, Any] = {}
     for option, value in options.items():
         if option not in kinds:
             near = get_close_matches(option, kinds, 1)
@@ -40,8 +44,25 @@ def checked(
             )
         kind = kinds[option]
         if kind is float and type(value) is int:
-            value = float(value)  # noqa: PLW2901 - a whole number is a fine float
+            value = float(value)
         if type(value) is not kind:
             raise UserError(f"drafter {name}: {option} is {value!r}: give {kind.__name__}")
         result[option] = value
     return result
+
+
+def fill_options(name: str, schema: type[Schema], options: Mapping[str, object]) -> Schema:
+    """Fill a family's dataclass of options.
+
+    Args:
+        name: of the family, for messages.
+        schema: the dataclass; its own checks run too.
+        options: what was given.
+
+    Raises:
+        UserError: names the option, what was given and what is allowed.
+    """
+    try:
+        return fill(schema, options)
+    except UserError as error:
+        raise UserError(f"drafter {name}: {error}") from None

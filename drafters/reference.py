@@ -68,7 +68,7 @@ class ReferenceModel:
         windows: sliding window of each layer, None for full attention.
     """
 
-    def __init__(self, model: nn.Module, windows: list[int | None]) -> None:
+    def __init__(self, model: Any, windows: list[int | None]) -> None:
         """Find the decoder layers and the name of the cache argument."""
         self.model = model
         self.windows = windows
@@ -145,13 +145,13 @@ class ReferenceModel:
 
 
 def _keep_output(tapped: dict[int, Tensor], index: int) -> Any:
-    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         tapped[index] = output[0] if isinstance(output, tuple) else output
 
     return hook
 
 
-def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
+def decoder_layers(model: Any, count: int) -> nn.ModuleList:
     """Return the list of decoder layers: the only ModuleList of that length in the model.
 
     Raises:

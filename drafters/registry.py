@@ -2,15 +2,28 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from drafters.base import Drafter, NeuralDrafter
 from drafters.errors import UserError
 from drafters.shape import TargetShape
 
-_METHODS: dict[str, type] = {}
+_METHODS: dict[str, Any] = {}
 
-Method = TypeVar("Method", bound=type)
+
+class Family(Protocol):
+    """A drafter class as the registry sees it."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def build(cls, options: Mapping[str, object], shape: TargetShape) -> Any:
+        """Make an untrained drafter."""
+        ...
+
+
+Method = TypeVar("Method", bound=type[Family])
 
 
 def register(method: Method) -> Method:
@@ -19,14 +32,13 @@ def register(method: Method) -> Method:
     return method
 
 
-def methods() -> dict[str, type]:
+def methods() -> dict[str, type[Any]]:
     """Return every registered family by name."""
-    import drafters.methods  # noqa: F401, PLC0415 - families register on import, and import us
-
+    import_module("drafters.methods")  # families register on import, and import us
     return dict(_METHODS)
 
 
-def method(name: str) -> type:
+def method(name: str) -> type[Any]:
     """Return one family.
 
     Raises:

@@ -4,6 +4,10 @@ One place warps, for target and drafter alike, so that p and q mean the same thi
 Order of the steps as in Hugging Face's generate: temperature, top-k, top-p, min-p.
 """
 
+# torch leaves tolist untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from dataclasses import dataclass
 
 import torch
@@ -85,23 +89,6 @@ def _top_p(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
 
 
-def draw_without_replacement(laws: Tensor, count: int, generators: list["Coin"]) -> Tensor:
-    """Draw `count` distinct ids from each law, in drawn order (Gumbel top-k).
-
-    Args:
-        laws: [R, F, K] probabilities; the generator of row r serves its F laws.
-        count: how many to draw from each law.
-        generators: R coins.
-
-    Returns:
-        [R, F, count] int64 indices into K. Where a law has fewer than `count` tokens of positive
-        probability, the surplus draws have probability 0 and must be dropped by the caller.
-    """
-    noise = torch.stack([coin.uniform(laws.shape[1:]) for coin in generators])
-    exponential = -torch.log1p(-noise).clamp_max(1 - 2**-24)
-    return (laws / exponential.clamp_min(1e-30)).topk(count, dim=-1).indices
-
-
 class Coin:
     """Randomness of one row and one purpose: the coin that verifiers and drafters toss."""
 
@@ -126,6 +113,20 @@ class Coin:
         index = int(torch.searchsorted(total, point, right=True))
         index = min(index, len(total) - 1)
         return index if law.ids is None else int(law.ids[index])
+
+    def draw_distinct(self, probs: Tensor, count: int) -> Tensor:
+        """Draw distinct tokens from each law, in drawn order (exponential race = Gumbel top-k).
+
+        Args:
+            probs: [F, K] laws.
+            count: how many to draw from each.
+
+        Returns:
+            [F, count] int64 indices into K. Where a law has fewer than `count` tokens of positive
+            probability, the surplus draws have none: the caller drops them.
+        """
+        arrival = -torch.log1p(-self.uniform(probs.shape))
+        return (probs / arrival.clamp_min(torch.finfo(arrival.dtype).tiny)).topk(count).indices
 
 
 class RowRandom:

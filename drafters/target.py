@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from drafters.base import Features, TargetOutput
@@ -52,7 +52,7 @@ class Target:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         tokenizer: Any = None,
         *,
         name: str = "target",
@@ -94,13 +94,13 @@ class Target:
             UserError: if nothing loadable is there.
         """
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        options = {"trust_remote_code": trust_remote_code}
         try:
-            AutoConfig.from_pretrained(path, **options)
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=kind, use_safetensors=True, **options
+            AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+            loader: Any = AutoModelForCausalLM
+            model = loader.from_pretrained(
+                path, dtype=kind, use_safetensors=True, trust_remote_code=trust_remote_code
             )
-            tokenizer = AutoTokenizer.from_pretrained(path, **options)
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
@@ -370,7 +370,7 @@ def _full_masks(
     return masks
 
 
-def _windows(model: nn.Module) -> list[int | None]:
+def _windows(model: Any) -> list[int | None]:
     """Return every layer's sliding window."""
     config = model.config.get_text_config()
     layers = decoder_layers(model.base_model, config.num_hidden_layers)
@@ -383,6 +383,6 @@ def _windows(model: nn.Module) -> list[int | None]:
     return windows
 
 
-def _head_bias(model: nn.Module) -> list[Tensor] | None:
+def _head_bias(model: Any) -> list[Tensor] | None:
     bias = model.get_output_embeddings().bias
     return None if bias is None else [bias]

@@ -5,6 +5,10 @@ without branches; plain decoding is the tree of the root alone. It does not know
 drawn beyond carrying the laws of its nodes (laws.py), nor how it is judged (inference/verify.py).
 """
 
+# torch leaves tolist untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

@@ -8,6 +8,7 @@ nothing here knows which drafter proposes.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -220,7 +221,7 @@ class Decoder:
             )
 
     def _count(self, marks: Sequence[float]) -> None:
-        draft, build, verify, commit = (b - a for a, b in zip(marks, marks[1:], strict=False))
+        draft, build, verify, commit = (b - a for a, b in pairwise(marks))
         clock = self.clock
         clock.draft += draft
         clock.build += build

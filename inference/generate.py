@@ -224,13 +224,19 @@ def generate(
     """Decode prompts to the end: exact in law, and greedy output identical in float32.
 
     Args:
-        target, drafter, growth: who decides, who proposes, in what shape (None: a chain of 4).
+        target: decides.
+        drafter: proposes.
         prompts: token ids, or texts for the target's tokenizer (as they are, no chat template).
+        growth: the shape of its trees; None: a chain of 4.
         rows: how many prompts decode together.
         max_new_tokens: at most this many tokens a prompt.
-        temperature, top_k, top_p, min_p: how logits become laws; temperature 0 is greedy.
+        temperature: 0 is greedy.
+        top_k: see drafters.sampling.Warp, also for top_p and min_p.
+        top_p: as above.
+        min_p: as above.
         seed: prompt number i draws from its own streams of it.
-        stop_strings, eos_ids: what ends an output beside the length; eos_ids None: the target's.
+        stop_strings: texts that end an output.
+        eos_ids: ids that end an output; None: the target's own.
 
     Raises:
         UserError: if a value or prompt cannot be served; before any model work.

@@ -1,0 +1,89 @@
+"""Warps equal Hugging Face's processors; a row's randomness is its own."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from drafters.errors import UserError
+from drafters.laws import Law
+from drafters.sampling import Coin, RowRandom, Warp
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 7])
+@pytest.mark.parametrize("top_p", [1.0, 0.8, 0.01])
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+def test_equals_hugging_face(top_k: int, top_p: float, min_p: float) -> None:
+    logits = torch.randn(16, 50, generator=torch.Generator().manual_seed(0)) * 3
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(0.7)])
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    if min_p:
+        warpers.append(MinPLogitsWarper(min_p))
+    want = warpers(torch.zeros(16, 1, dtype=torch.int64), logits.clone()).softmax(-1)
+    assert torch.allclose(Warp(0.7, top_k, top_p, min_p).laws(logits).probs, want, atol=1e-6)
+
+
+def test_greedy_is_a_point_mass_on_the_lowest_best_id() -> None:
+    laws = Warp().laws(torch.tensor([[1.0, 3.0, 3.0], [0.0, 0.0, 5.0]]))
+    assert laws.probs.tolist() == [[1.0], [1.0]]
+    assert laws.ids is not None
+    assert laws.ids.tolist() == [[1], [2]]
+
+
+def test_reduced_vocabulary_keeps_its_ids() -> None:
+    ids = torch.tensor([4, 9])
+    laws = Warp(1.0).laws(torch.tensor([[0.0, 1.0]]), ids)
+    assert float(laws.law(0).weight(9)) == pytest.approx(0.7310586)
+    assert float(laws.law(0).weight(5)) == 0
+    assert Warp().laws(torch.tensor([[0.0, 1.0]]), ids).ids.tolist() == [[9]]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1.0), ("top_k", -2), ("top_p", 0.0), ("top_p", 1.5), ("min_p", 2.0)],
+)
+def test_values_out_of_range_are_named(field: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{field} is {value}"):
+        Warp(**{field: value})
+
+
+def test_draws_follow_the_law() -> None:
+    coin, law = Coin(0), Law(torch.tensor([0.1, 0.0, 0.6, 0.3]))
+    counts = torch.bincount(torch.tensor([coin.draw(law) for _ in range(4000)]), minlength=4)
+    assert counts[1] == 0
+    assert chisquare(counts[[0, 2, 3]], [400, 2400, 1200]).pvalue > 1e-3
+
+
+def test_distinct_draws_follow_the_law() -> None:
+    """The ordered pair of two draws without replacement."""
+    coin, probs = Coin(0), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    pairs = coin.draw_distinct(probs.expand(6000, 3), 2)
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    index = pairs[:, 0] * 3 + pairs[:, 1]
+    expected = {
+        a * 3 + b: 6000 * float(probs[a] * probs[b] / (1 - probs[a]))
+        for a in range(3)
+        for b in range(3)
+        if a != b
+    }
+    counts = torch.bincount(index, minlength=9)
+    seen = [int(counts[i]) for i in expected]
+    assert chisquare(seen, list(expected.values())).pvalue > 1e-3
+
+
+def test_rows_own_their_randomness() -> None:
+    state = torch.random.get_rng_state()
+    first = RowRandom(42, 0).verify.uniform((5,))
+    assert torch.equal(first, RowRandom(42, 0).verify.uniform((5,)))
+    for other in (RowRandom(42, 1).verify, RowRandom(43, 0).verify, RowRandom(42, 0).draft):
+        assert not torch.equal(first, other.uniform((5,)))
+    assert torch.equal(state, torch.random.get_rng_state())
