@@ -15,8 +15,7 @@ fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3
 choose_python() {
     if [ -n "${PYTHON:-}" ]; then
         fits "$PYTHON" && { echo "$PYTHON"; return; }
-        command -v "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON: no such program; give Python 3.11, 3.12 or 3.13"
-        fail "PYTHON=$PYTHON is $("$PYTHON" --version 2>&1); give Python 3.11, 3.12 or 3.13"
+        fail "PYTHON=$PYTHON is no Python 3.11, 3.12 or 3.13 ($("$PYTHON" --version 2>&1 | head -n 1)); name one"
     fi
     # The environment that is there already stays; else the plain python3, else the newest that fits.
     for python in .venv/bin/python python3 python3.13 python3.12 python3.11; do
@@ -42,7 +41,7 @@ install_torch() {
         return
     fi
     # Only find-links folders that pip's settings name; answers at once.
-    if pip install --quiet --no-index --no-deps "$TORCH" 2>/dev/null; then
+    if pip install -qq --no-compile --no-index --no-deps "$TORCH" 2>/dev/null; then
         say "$TORCH: a local wheel"
         return
     fi
@@ -50,11 +49,11 @@ install_torch() {
     if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then
         say "$TORCH: no GPU here, trying PyTorch's CPU index"
         # Other indexes are left out, so that the CUDA build does not win.
-        if PIP_EXTRA_INDEX_URL='' PIP_FIND_LINKS='' pip install --quiet --no-deps --retries 1 --timeout 20 \
+        if PIP_EXTRA_INDEX_URL='' PIP_FIND_LINKS='' pip install -qq --no-deps --retries 1 --timeout 20 \
             --index-url https://download.pytorch.org/whl/cpu "$TORCH"; then
             return
         fi
-        say "$TORCH: the CPU index does not bring it; PyPI's build follows, a large download"
+        say "$TORCH: the CPU index does not bring it (see above); trying PyPI, whose build is large"
     fi
     pip install "$TORCH"
 }
@@ -72,7 +71,8 @@ if ! is_usable "$python"; then
 fi
 install_torch
 say "installing specdrafters and what it needs"
-pip install --quiet --constraint constraints.txt --editable '.[demo,report,dev]'
+# -qq: no word on indexes of this machine that lack a package. Bytecode is made on first import, where it is needed.
+pip install -qq --no-compile --constraint constraints.txt --editable '.[demo,report,dev]'
 PYTHONPATH=scripts .venv/bin/python -c 'import console; console.warn()'
 printf '%s\n' "$wanted" >"$STAMP"
 say "done in $((SECONDS - start)) s; .venv/bin/python is $(.venv/bin/python --version)"
