@@ -63,6 +63,18 @@ def load(schema: type[T], files: Sequence[Path] = (), overrides: Sequence[str] =
     return _instance(config)
 
 
+def fill(schema: type[T], values: Mapping[str, Any]) -> T:
+    """Fill a schema from plain values, as `load` does from files.
+
+    Raises:
+        UserError: an unknown key, a wrong type or a missing value.
+    """
+    config: Any = OmegaConf.structured(schema)
+    for path, value in _leaves(values):
+        config = _merged(config, schema, path, value)
+    return _instance(config)
+
+
 def to_yaml(settings: object) -> str:
     """Write settings so that `load` with the same schema gives them back."""
     return OmegaConf.to_yaml(OmegaConf.structured(settings))
