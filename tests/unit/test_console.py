@@ -1,0 +1,88 @@
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from drafters.errors import UserError
+
+SOURCE = Path(__file__).parents[2] / "scripts" / "console.py"
+spec = importlib.util.spec_from_file_location("console", SOURCE)
+console = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(console)
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    cli = console.app("A command line.")
+
+    @cli.command()
+    def main(count: int = 1, how: str = "well") -> None:
+        if how == "badly":
+            raise UserError("how = 'badly' is not allowed;\n give 'well'")
+        if how == "interrupted":
+            raise KeyboardInterrupt
+        if how == "exit":
+            raise typer.Exit(3)
+        if how == "defect":
+            raise ValueError("a defect")
+        typer.echo(count)
+
+    monkeypatch.setattr(sys, "argv", ["main.py", *options])
+    with pytest.raises(SystemExit) as caught:
+        console.run(cli)
+    return caught.value.code
+
+
+def test_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ending(monkeypatch, "--count", "7") == 0
+    assert capsys.readouterr() == ("7\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "line"),
+    [
+        (["--how", "badly"], 2, "error: how = 'badly' is not allowed; give 'well'\n"),
+        (["--how", "interrupted"], 130, "interrupted; what was saved stays\n"),
+        (["--how", "exit"], 3, ""),
+        (["--cuont", "7"], 2, "error: No such option: --cuont"),
+        (["--count", "x"], 2, "error: Invalid value for '--count'"),
+        (["--count"], 2, "error: Option '--count' requires an argument (see --help)\n"),
+    ],
+)
+def test_endings(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    options: list[str],
+    code: int,
+    line: str,
+) -> None:
+    monkeypatch.setattr(console.stderr, "file", sys.stderr)
+    assert ending(monkeypatch, *options) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == (1 if line else 0)
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="a defect"):
+        ending(monkeypatch, "--how", "defect")
+
+
+def test_foreign_distributions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert console.foreign_distributions() == []
+    info = tmp_path / "inference-0.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: inference\nVersion: 0.9\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (line,) = console.foreign_distributions()
+    assert line.startswith("the distribution 'inference' 0.9 from PyPI is another project")
+    assert "pip uninstall inference" in line
+
+
+def test_no_bars_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with console.progress() as bars:
+        task = bars.add_task("work", total=2)
+        bars.advance(task)
+    assert capfd.readouterr() == ("", "")

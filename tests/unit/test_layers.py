@@ -1,0 +1,143 @@
+"""The layers of the project, read from its imports: drafters <- inference <- training <- scripts.
+
+Also: what each layer must not import, names of files that would hide other modules, and that no
+method is named where the engine works for all of them.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = ["drafters", "inference", "training", "scripts"]
+OURS = {*LAYERS, "tests", "console"}
+# Accelerators of training, trackers and command lines have no place in the library.
+BANNED = {
+    "drafters": {"argparse", "typer", "click", "accelerate", "wandb", "tensorboard", "peft"},
+    "inference": {"argparse", "typer", "click", "accelerate", "wandb", "tensorboard", "peft"},
+    "training": {"argparse", "click"},
+}
+# Method names that are also everyday words: only a string that is the whole name counts.
+EVERYDAY = {"suffix", "lookahead", "hybrid", "draft_model"}
+# The baseline that every measurement compares with, and a value of many options.
+BASELINE = "none"
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py"))
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(file)}:{node.lineno}: relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_there_is_something_to_read() -> None:
+    assert all(sources(layer) for layer in LAYERS)
+
+
+@pytest.mark.parametrize("file", sources(*LAYERS), ids=relative)
+def test_imports_point_down(file: Path) -> None:
+    layer = relative(file).split("/")[0]
+    above = set(LAYERS[LAYERS.index(layer) + 1 :]) | {"tests"}
+    if layer != "scripts":
+        above.add("console")
+    for name in imports(file):
+        top = name.split(".")[0]
+        assert top not in above, f"{relative(file)} imports {name} from a layer above"
+        assert top not in BANNED.get(layer, set()), f"{relative(file)} imports {name}"
+
+
+@pytest.mark.parametrize("file", sources("training", "inference", "scripts"), ids=relative)
+def test_no_file_hides_another_module(file: Path) -> None:
+    # `python training/train_x.py` puts the script's own folder first on sys.path.
+    installed = set(metadata.packages_distributions()) - OURS
+    assert file.stem not in sys.stdlib_module_names
+    assert file.stem not in installed
+
+
+def methods() -> list[str]:
+    files = (ROOT / "drafters" / "methods").glob("*.py")
+    return sorted(f.stem for f in files if not f.stem.startswith("_") and f.stem != BASELINE)
+
+
+def engine_files() -> list[Path]:
+    outside = ("drafters/methods/", "drafters/formats/", "training/train_")
+    files = sources("drafters", "inference", "training")
+    return [file for file in files if not relative(file).startswith(outside)]
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, holders) and ast.get_docstring(node, clean=False) is not None:
+            found.add(id(node.body[0].value))
+    return found
+
+
+def words(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
+    """Yield line, text and whether it is a string, for all identifiers and strings of code."""
+    skip = docstrings(tree)
+    for node in ast.walk(tree):
+        if id(node) in skip:
+            continue
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield line, node.value, True
+        for field in ("id", "attr", "name", "arg", "module", "asname"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                yield line, value, False
+
+
+def named(text: str, is_string: bool, names: list[str]) -> list[str]:
+    if is_string and text in names:
+        return [text]
+    parts = set(re.findall(r"[a-z]+|[A-Z][a-z]*|[A-Z]+|\d+", text.replace("_", " ")))
+    letters = {part.lower() for part in parts}
+    return [name for name in names if name in letters and name not in EVERYDAY]
+
+
+@pytest.mark.parametrize("file", engine_files(), ids=relative)
+def test_no_method_is_named_outside_its_file(file: Path) -> None:
+    names = methods()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    leaks = [
+        f"{relative(file)}:{line}: {text!r} names {found}"
+        for line, text, is_string in words(tree)
+        if (found := named(text, is_string, names))
+    ]
+    assert leaks == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_string", "found"),
+    [
+        ("eagle", True, ["eagle"]),
+        ("EagleDrafter", False, ["eagle"]),
+        ("load_eagle_head", False, ["eagle"]),
+        ("the eagle has landed", True, ["eagle"]),
+        ("beagle", False, []),
+        ("suffix", False, []),
+        ("suffix", True, ["suffix"]),
+        ("a suffix", True, []),
+    ],
+)
+def test_names_are_found(text: str, is_string: bool, found: list[str]) -> None:
+    assert named(text, is_string, ["eagle", "suffix"]) == found
