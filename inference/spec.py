@@ -1,0 +1,121 @@
+"""Spec: a drafter and how it drafts, as command lines name them.
+
+`D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=dynamic,nodes=8`,
+`draft=sampled`, `verify=lossless`. D is a drafter's folder or the name of one without weights,
+whose own options stand beside the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+from drafters.base import Drafter
+from drafters.checkpoint import load_drafter
+from drafters.errors import UserError
+from drafters.growth import POLICIES, Growth, build_growth
+from drafters.registry import build_drafter
+from drafters.target import Target
+from inference.verify import Verifier, lossless
+
+VERIFIERS: dict[str, Verifier] = {"lossless": lossless}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a command line says about one drafter.
+
+    Args:
+        text: as it was given.
+        drafter: a folder, or the name of a drafter without weights.
+        growth: the shape of its trees.
+        growth_name: what the shape is called.
+        growth_options: what was given for it.
+        verify: name of the verifier.
+        options: of a drafter without weights.
+    """
+
+    text: str
+    drafter: str
+    growth: Growth
+    growth_name: str = "chain"
+    growth_options: Mapping[str, object] = field(default_factory=dict)
+    verify: str = "lossless"
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> "Spec":
+        """Read a spec; a shape that is not named is a chain.
+
+        >>> Spec.parse("ngram:gamma=5,longest=4").growth
+        Chain(gamma=5, draft='argmax')
+
+        Raises:
+            UserError: on a part that is not key=value, a growth or verifier that does not exist.
+        """
+        drafter, colon, rest = text.partition(":")
+        if not drafter or (colon and not rest):
+            raise UserError(f"drafter {text!r}: give D or D:key=value,key=value")
+        given = _pairs(text, rest) if rest else {}
+        growth_name, verify = given.pop("growth", "chain"), given.pop("verify", "lossless")
+        if verify not in VERIFIERS:
+            raise UserError(f"drafter {text!r}: verify is {verify!r}: give {', '.join(VERIFIERS)}")
+        shape: dict[str, int | str | tuple[int, ...]] = {}
+        for key in [key for key in given if key in _shape_options()]:
+            value = given.pop(key)
+            shape[key] = _numbers(text, value) if key == "branching" else _plain(value)
+        options = {key: _plain(value) for key, value in given.items()}
+        growth = build_growth(growth_name, shape)
+        return cls(text, drafter, growth, growth_name, shape, verify, options)
+
+    def load(self, target: Target) -> Drafter:
+        """Load the drafter for this target.
+
+        Raises:
+            UserError: if there is none, it was made for another target, or an option is unknown.
+        """
+        drafter = load_drafter(self.drafter, target)
+        if not self.options:
+            return drafter
+        if Path(self.drafter).is_dir():
+            first = next(iter(self.options))
+            raise UserError(f"drafter {self.text!r} has no option {first!r}{_hint(first)}")
+        return build_drafter(self.drafter, self.options, target.shape)
+
+
+def _shape_options() -> set[str]:
+    return {name for policy in POLICIES.values() for name in policy.__dataclass_fields__}
+
+
+def _pairs(text: str, rest: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for part in rest.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise UserError(f"drafter {text!r}: {part!r} is not key=value")
+        if key in pairs:
+            raise UserError(f"drafter {text!r}: {key} is given twice")
+        pairs[key] = value
+    return pairs
+
+
+def _plain(value: str) -> int | str:
+    try:
+        return int(value)
+    except ValueError:
+        return value
+
+
+def _numbers(text: str, value: str) -> tuple[int, ...]:
+    parts = value.split(".")
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(
+            f"drafter {text!r}: branching is {value}: give children per depth, such as 3.2.1"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def _hint(option: str) -> str:
+    known = sorted({"growth", "verify"} | _shape_options())
+    near = get_close_matches(option, known, 1)
+    return f" (did you mean {near[0]}?)" if near else f": give {', '.join(known)}"

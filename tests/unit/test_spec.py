@@ -1,0 +1,78 @@
+"""Drafters as command lines name them."""
+
+from pathlib import Path
+
+import pytest
+
+from drafters.errors import UserError
+from drafters.growth import Chain, Dynamic, Static
+from drafters.registry import methods
+from inference.spec import Spec
+from tests.tiny import tiny_target
+
+
+@pytest.mark.parametrize(
+    ("text", "growth", "name"),
+    [
+        ("D", Chain(), "chain"),
+        ("D:gamma=5", Chain(5), "chain"),
+        ("D:growth=chain,gamma=2,draft=sampled", Chain(2, "sampled"), "chain"),
+        ("D:growth=static,branching=3.2.10", Static((3, 2, 10)), "static"),
+        ("D:growth=static,branching=2", Static((2,)), "static"),
+        ("D:growth=dynamic,nodes=8,width=3,depth=5", Dynamic(8, 3, 5), "dynamic"),
+        ("D: growth = dynamic , verify = lossless", Dynamic(), "dynamic"),
+    ],
+)
+def test_shapes(text: str, growth: object, name: str) -> None:
+    spec = Spec.parse(text)
+    assert (spec.drafter, spec.growth, spec.growth_name, spec.verify) == (
+        "D",
+        growth,
+        name,
+        "lossless",
+    )
+    assert spec.options == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "give D or D:key=value"),
+        ("D:", "give D or D:key=value"),
+        (":gamma=2", "give D or D:key=value"),
+        ("D:gamma", "'gamma' is not key=value"),
+        ("D:gamma=", "'gamma=' is not key=value"),
+        ("D:gamma=2,", "'' is not key=value"),
+        ("D:gamma=2,gamma=3", "gamma is given twice"),
+        ("D:gamma=2.5", "gamma is '2.5': give a whole number of 1 or more"),
+        ("D:gamma=0", "gamma is 0: give a whole number of 1 or more"),
+        ("D:growth=bush", "growth is 'bush': give chain, static, dynamic"),
+        ("D:nodes=8", "growth chain has no option 'nodes': give draft, gamma"),
+        ("D:growth=static,branching=3.x", "branching is 3.x: give children per depth"),
+        ("D:growth=static,branching=3..1", "branching is 3..1: give children per depth"),
+        ("D:growth=dynamic,draft=sampled", "draft is 'sampled' with growth dynamic: give argmax"),
+        ("D:verify=hope", "verify is 'hope': give lossless"),
+    ],
+)
+def test_mistakes(text: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        Spec.parse(text)
+    assert message in str(error.value)
+
+
+def test_options_of_a_drafter_without_weights() -> None:
+    target = tiny_target()
+    spec = Spec.parse("ngram:gamma=5,longest=7")
+    assert spec.options == {"longest": 7}
+    drafter = spec.load(target)
+    assert isinstance(drafter, methods()["ngram"])
+    assert drafter.longest == 7
+    with pytest.raises(UserError, match="drafter ngram has no option 'lenght'"):
+        Spec.parse("ngram:lenght=7").load(target)
+
+
+def test_options_of_a_folder_are_those_of_its_shape(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder, and not a drafter without weights"):
+        Spec.parse("runs/nothing/best:gama=3").load(tiny_target())
+    with pytest.raises(UserError, match="no drafter is called 'ngrams'"):
+        Spec.parse("ngrams").load(tiny_target())
