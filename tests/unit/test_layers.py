@@ -7,8 +7,11 @@ method is named where the engine works for all of them.
 import ast
 import re
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -36,8 +39,13 @@ def relative(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def imports(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -66,9 +74,33 @@ def test_imports_point_down(file: Path) -> None:
 @pytest.mark.parametrize("file", sources("training", "inference", "scripts"), ids=relative)
 def test_no_file_hides_another_module(file: Path) -> None:
     # `python training/train_x.py` puts the script's own folder first on sys.path.
-    installed = set(metadata.packages_distributions()) - OURS
+    installed = set(providers()) - OURS
     assert file.stem not in sys.stdlib_module_names
     assert file.stem not in installed
+
+
+@cache
+def providers() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
+@cache
+def declared() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    return {re.match(r"[\w-]+", line)[0].lower().replace("_", "-") for line in lines}
+
+
+@pytest.mark.parametrize("file", sources(*LAYERS), ids=relative)
+def test_what_is_imported_is_declared(file: Path) -> None:
+    ours = OURS | set(sys.stdlib_module_names)
+    for name in imports(file):
+        top = name.split(".")[0]
+        if top not in ours:
+            found = {provider.lower().replace("_", "-") for provider in providers()[top]}
+            assert found & declared(), (
+                f"{relative(file)} imports {name}; declare it in pyproject.toml"
+            )
 
 
 def methods() -> list[str]:
@@ -117,10 +149,9 @@ def named(text: str, is_string: bool, names: list[str]) -> list[str]:
 @pytest.mark.parametrize("file", engine_files(), ids=relative)
 def test_no_method_is_named_outside_its_file(file: Path) -> None:
     names = methods()
-    tree = ast.parse(file.read_text(encoding="utf-8"))
     leaks = [
         f"{relative(file)}:{line}: {text!r} names {found}"
-        for line, text, is_string in words(tree)
+        for line, text, is_string in words(parsed(file))
         if (found := named(text, is_string, names))
     ]
     assert leaks == []
