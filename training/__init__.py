@@ -1,0 +1,1 @@
+"""Train drafters on a frozen target."""

@@ -1,0 +1,70 @@
+"""Acceptance: what a drafter is worth on held-out prompts, measured by the real engine."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drafters.base import NeuralDrafter
+from drafters.errors import UserError
+from drafters.growth import Growth, build_growth
+from drafters.target import Target
+from inference import Output, generate
+from inference.stats import Acceptance, Round, acceptance
+from training.examples import Example
+from training.options import EvaluateSettings
+
+
+def growth_of(options: Mapping[str, Any]) -> Growth:
+    """Make the growth that evaluations draft with.
+
+    Raises:
+        UserError: on an unknown name or option.
+    """
+    rest = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items() if k != "name"}
+    if "name" not in options:
+        raise UserError("evaluate.growth has no name: give such as {name: chain, gamma: 4}")
+    return build_growth(str(options["name"]), rest)
+
+
+def prompts_of(
+    examples: Sequence[Example], settings: EvaluateSettings, room: int
+) -> list[list[int]]:
+    """Return the first held-out prompts that leave room for an answer in `room` tokens."""
+    prompts = [example.prompt for example in examples]
+    fitting = [p for p in prompts if 0 < len(p) <= room - settings.new_tokens]
+    return fitting[: settings.prompts]
+
+
+def measure(
+    target: Target,
+    drafter: NeuralDrafter,
+    prompts: Sequence[Sequence[int]],
+    settings: EvaluateSettings,
+    seed: int,
+) -> Acceptance:
+    """Decode the prompts at every temperature and count."""
+    growth = growth_of(settings.growth)
+    rounds: list[Round] = []
+    for temperature in settings.temperatures:
+        outputs = generate(
+            target,
+            drafter,
+            prompts,
+            growth=growth,
+            max_new_tokens=settings.new_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
+        rounds += [entry for output in outputs for entry in _rounds(output)]
+    return acceptance(rounds)
+
+
+def _rounds(output: Output) -> list[Round]:
+    """Return an output's rounds. All emit one token more than they accept, save a last one cut."""
+    counts = zip(output.accepted, output.attempted, output.drafted, strict=True)
+    left = len(output.ids) - 1
+    rounds: list[Round] = []
+    for accepted, attempted, drafted in counts:
+        emitted = min(left, accepted + 1)
+        rounds.append(Round(accepted, attempted, drafted, emitted))
+        left -= emitted
+    return rounds

@@ -1,0 +1,67 @@
+"""Metrics: from sums of the loss to the names that trackers get (listed in tracking.py)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from drafters.losses import LossSums
+from training.features import Lessons
+from training.objective import Objective
+
+
+class Window:
+    """Sums over the steps since the last line."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.total: Tensor | None = None
+        self.tokens, self.seconds, self.rate = 0, 0.0, 0.0
+
+    def add(self, total: Tensor | None, tokens: int, seconds: float, rate: float) -> None:
+        """Add a step that took so long; total None: one that was skipped."""
+        if total is not None:
+            self.total = total if self.total is None else self.total + total
+        self.tokens += tokens
+        self.seconds += seconds
+        self.rate = rate
+
+    def read(self) -> dict[str, float]:
+        """Return the metrics and start afresh."""
+        speed = self.tokens / max(self.seconds, 1e-9)
+        metrics = {"learning_rate": self.rate, "tokens_per_second": speed}
+        if self.total is not None:
+            sums = metrics_of(LossSums(*self.total))
+            metrics |= {f"train/{k}": v for k, v in sums.items() if not k.startswith("overlap")}
+        self.__init__()
+        return metrics
+
+
+def metrics_of(sums: LossSums) -> dict[str, float]:
+    """Return loss, and agreement and overlap by depth, of sums."""
+    metrics = {"loss": float(sums.loss.sum() / sums.weight.sum().clamp_min(1e-12))}
+    counts = sums.counted.clamp_min(1.0)
+    for name, values in (("agreement", sums.agreement), ("overlap", sums.alpha)):
+        shares = (values / counts).tolist()
+        metrics |= {f"{name}/{depth}": share for depth, share in enumerate(shares, start=1)}
+    return metrics
+
+
+def line(step: int, share: float, metrics: dict[str, float]) -> str:
+    """Return one line for a person."""
+    agreement = [f"{v:.3f}" for k, v in metrics.items() if k.startswith("agreement/")]
+    parts = [f"step {step} ({share:.0%})", f"loss {metrics.get('loss', math.nan):.3f}"]
+    parts.append(f"agreement {' '.join(agreement)}")
+    if "tau" in metrics:
+        parts.append(f"tau {metrics['tau']:.3f}")
+    return ", ".join(parts)
+
+
+@torch.no_grad()
+def held_out_metrics(objective: Objective, lessons: Lessons) -> dict[str, float]:
+    """Return loss, agreement and overlap on lessons that are not learned from."""
+    total: Tensor | None = None
+    for index in range(len(lessons)):
+        part = torch.stack(list(objective(lessons[index])))
+        total = part if total is None else total + part
+    return {} if total is None else metrics_of(LossSums(*total))

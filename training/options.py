@@ -1,0 +1,252 @@
+"""The settings of a training run: one dataclass a section, filled by drafters/settings.py.
+
+Defaults suit the embedded target on two CPU cores; configs/drafters/*.yaml say what differs for a
+family. Ranges are checked here, so that a mistake is found before any model is loaded.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from drafters.errors import UserError
+from drafters.losses import LossSettings
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass
+class DataSettings:
+    """What is learned from.
+
+    Args:
+        path: chats as Parquet or JSONL, or a folder of such files.
+        max_length: tokens of a chat; what is beyond is cut off.
+        held_out: share of chats, by a hash of their ids, that is only measured on.
+        drop_cut: leave out chats whose last answer was ended by a length limit.
+        unstable: error or drop, for chats that the template does not render turn by turn.
+        template_options: passed to the chat template, for chats without ids.
+        batch_tokens: tokens of one batch, padding included.
+    """
+
+    path: str = MISSING
+    max_length: int = 1024
+    held_out: float = 0.05
+    drop_cut: bool = False
+    unstable: str = "error"
+    template_options: dict[str, Any] = field(default_factory=dict)
+    batch_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _at_least(2, "data.max_length", self.max_length)
+        _at_least(1, "data.batch_tokens", self.batch_tokens)
+        if not 0 < self.held_out < 1:
+            raise UserError(f"data.held_out is {self.held_out}: give a share between 0 and 1")
+        _one_of("data.unstable", self.unstable, ("error", "drop"))
+
+
+@dataclass
+class FeatureSettings:
+    """How the target's states are kept.
+
+    Args:
+        keep: memory keeps them for later epochs, none computes them every time, auto keeps them
+            if they fit in a quarter of the free memory.
+        dtype: what they are rounded to, float32 or bfloat16.
+    """
+
+    keep: str = "auto"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        _one_of("features.keep", self.keep, ("auto", "memory", "none"))
+        _one_of("features.dtype", self.dtype, ("float32", "bfloat16"))
+
+
+@dataclass
+class OptimSettings:
+    """The optimizer (AdamW) and how gradients reach it.
+
+    Args:
+        lr: peak learning rate of matrices and vectors.
+        lr_scale: factors for parameters whose name starts with a key, such as {head: 0.3}.
+        betas, eps, weight_decay: AdamW's; vectors are not decayed.
+        clip: largest norm of the gradient; 0 does not clip.
+        accumulate: batches a step and process.
+        normalise: global divides a step's summed loss by its summed weight over all batches and
+            processes; local gives every batch the same say.
+    """
+
+    lr: float = 1e-3
+    lr_scale: dict[str, float] = field(default_factory=dict)
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    accumulate: int = 1
+    normalise: str = "global"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.lr <= 0:
+            raise UserError(f"optim.lr is {self.lr}: give more than 0")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optim.betas is {self.betas}: give two numbers in [0, 1)")
+        if self.clip < 0 or self.weight_decay < 0:
+            raise UserError("optim.clip and optim.weight_decay: give 0 or more")
+        _at_least(1, "optim.accumulate", self.accumulate)
+        _one_of("optim.normalise", self.normalise, ("global", "local"))
+
+
+@dataclass
+class ScheduleSettings:
+    """How long training takes and how the learning rate moves.
+
+    Whichever of epochs, steps and time_budget ends first ends the run.
+
+    Args:
+        epochs: passes over the data; null: no limit.
+        steps: optimizer steps; null: no limit.
+        time_budget: wall clock of the training loop, evaluations included, such as 90s, 12m, 2h.
+        kind: cosine, linear or constant after the warm-up.
+        warmup: share of the run in which the rate rises from 0.
+        floor: share of the peak that is left at the end.
+    """
+
+    epochs: float | None = 4.0
+    steps: int | None = None
+    time_budget: str | None = None
+    kind: str = "cosine"
+    warmup: float = 0.05
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.epochs is None and self.steps is None and self.time_budget is None:
+            raise UserError("give one of schedule.epochs, schedule.steps, schedule.time_budget")
+        if self.epochs is not None and self.epochs <= 0:
+            raise UserError(f"schedule.epochs is {self.epochs}: give more than 0")
+        if self.steps is not None:
+            _at_least(1, "schedule.steps", self.steps)
+        if self.time_budget is not None:
+            seconds(self.time_budget)
+        _one_of("schedule.kind", self.kind, ("cosine", "linear", "constant"))
+        if not 0 <= self.warmup < 1 or not 0 <= self.floor <= 1:
+            raise UserError("schedule.warmup and schedule.floor: give shares from 0 to 1")
+
+
+@dataclass
+class EvaluateSettings:
+    """What is measured on held-out chats, and when.
+
+    Args:
+        times: evaluations in a run, evenly spread, the last one at its end; 0: none.
+        tokens: held-out tokens that loss, agreement and overlap are taken over.
+        prompts: held-out prompts that the engine decodes for tau and alpha; 0: none.
+        new_tokens: decoded a prompt.
+        temperatures: at which they are decoded; tau is taken over all.
+        growth: the shape that is drafted: its name and options, such as {name: chain, gamma: 4}.
+    """
+
+    times: int = 4
+    tokens: int = 8192
+    prompts: int = 16
+    new_tokens: int = 48
+    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    growth: dict[str, Any] = field(default_factory=lambda: {"name": "chain", "gamma": 4})
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _at_least(0, "evaluate.times", self.times)
+        _at_least(1, "evaluate.tokens", self.tokens)
+        _at_least(0, "evaluate.prompts", self.prompts)
+        _at_least(2, "evaluate.new_tokens", self.new_tokens)
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise UserError("evaluate.temperatures: give at least one, 0 (greedy) or more")
+
+
+@dataclass
+class TrackingSettings:
+    """Where metrics go.
+
+    Args:
+        trackers: any of jsonl, tensorboard, wandb (offline unless logged in).
+        project: their name for this kind of run.
+        every: optimizer steps between two lines of the training loss.
+    """
+
+    trackers: list[str] = field(default_factory=lambda: ["jsonl"])
+    project: str = "drafters"
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for tracker in self.trackers:
+            _one_of("tracking.trackers", tracker, ("jsonl", "tensorboard", "wandb"))
+        _at_least(1, "tracking.every", self.every)
+
+
+@dataclass
+class TrainSettings:
+    """A training run.
+
+    Args:
+        target: folder or hub id of the frozen target.
+        output: folder for best/ and last/ (drafters), state.safetensors (to resume), metrics.
+        drafter: options of the drafter family.
+        resume: go on from the state in `output` if there is one.
+        save_times: states written in a run, evenly spread, beside those at evaluations.
+        seed: of the weights' start, the data order and decoding.
+        precision: "no" (float32) or bf16 (mixed; parameters stay float32).
+        target_dtype: float32 or bfloat16.
+        threads: CPU threads a process; 0: the machine's cores over the processes on it.
+    """
+
+    target: str = MISSING
+    output: str = MISSING
+    drafter: dict[str, Any] = field(default_factory=dict)
+    data: DataSettings = field(default_factory=DataSettings)
+    features: FeatureSettings = field(default_factory=FeatureSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    resume: bool = False
+    save_times: int = 10
+    seed: int = 0
+    precision: str = "no"
+    target_dtype: str = "float32"
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _one_of("precision", self.precision, ("no", "bf16"))
+        _one_of("target_dtype", self.target_dtype, ("float32", "bfloat16"))
+        _at_least(0, "save_times", self.save_times)
+        _at_least(0, "threads", self.threads)
+
+
+def seconds(text: str) -> float:
+    """Return a duration such as 90s, 12m or 1.5h in seconds.
+
+    Raises:
+        UserError: if it is not one.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise UserError(f"schedule.time_budget is {text!r}: give a duration such as 90s, 12m or 2h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _at_least(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise UserError(f"{name} is {value}: give {least} or more")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{name} is {value!r}: give {', '.join(allowed)}")

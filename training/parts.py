@@ -1,0 +1,209 @@
+"""Parts: everything a training run needs, made in the order in which mistakes are cheap to find.
+
+Settings and files first, then the target, then the data in its terms. Nothing is written and
+nothing is trained here.
+"""
+
+import dataclasses
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+
+from drafters.base import NeuralDrafter
+from drafters.errors import UserError
+from drafters.fingerprint import Fingerprint
+from drafters.registry import build_drafter
+from drafters.target import Target
+from drafters.vocab import DraftVocabulary, choose, coverage
+from training import acceptance, tracking
+from training.batches import compose
+from training.examples import Example, make_examples, split
+from training.features import Lessons, check_batch_fits, decide, stored_bytes
+from training.objective import Objective
+from training.options import TrainSettings
+from training.records import Record, read_records
+
+
+@dataclass
+class Parts:
+    """Everything a run needs.
+
+    Args:
+        settings: as given, with what was decided about features.
+        accelerator: device, processes and trackers.
+        objective: target, drafter (its vocabulary chosen, its weights started) and loss.
+        lessons, held_out: to learn from, to measure on.
+        prompts: held-out prompts for the engine.
+        identity: what a resumed run must share.
+        notes: lines about the data, for a person.
+    """
+
+    settings: TrainSettings
+    accelerator: Accelerator
+    objective: Objective
+    lessons: Lessons
+    held_out: Lessons
+    prompts: list[list[int]]
+    identity: dict[str, object]
+    notes: list[str]
+
+
+def prepare(method: str, settings: TrainSettings) -> Parts:
+    """Make all parts of a run; nothing is written and nothing is trained.
+
+    Raises:
+        UserError: whatever the user can mend.
+    """
+    growth = acceptance.growth_of(settings.evaluate.growth)
+    records = read_records(settings.data.path)
+    accelerator = _accelerator(settings)
+    _set_threads(settings.threads, accelerator)
+    target = Target.load(
+        settings.target, dtype=settings.target_dtype, device=str(accelerator.device)
+    )
+    torch.manual_seed(settings.seed)
+    drafter = build_drafter(method, settings.drafter, target.shape)
+    if not isinstance(drafter, NeuralDrafter):
+        raise UserError(f"drafter {method} has no weights to train")
+    drafter.start(target, growth, rows=1, capacity=2)  # refuses a growth it cannot serve
+    examples, report = make_examples(records, target, settings.data)
+    training, measured = split(examples, settings.data.held_out)
+    notes = [str(report), f"{len(training)} chats to learn from, {len(measured)} held out"]
+    notes += _choose_vocabulary(drafter, target, training, measured)
+    drafter.init_from(target)
+    drafter.to(accelerator.device)
+    lessons, held_out = _lessons(training, measured, drafter, target, settings)
+    notes.append(_size_note(drafter, lessons))
+    return Parts(
+        settings,
+        accelerator,
+        Objective(drafter, target, settings.loss),
+        lessons,
+        held_out,
+        acceptance.prompts_of(measured, settings.evaluate, target.shape.max_positions),
+        _identity(method, drafter, target, settings, records),
+        notes,
+    )
+
+
+def _accelerator(settings: TrainSettings) -> Accelerator:
+    output = Path(settings.output)
+    return Accelerator(
+        mixed_precision=settings.precision,
+        log_with=tracking.trackers_of(settings.tracking, output),
+        project_config=ProjectConfiguration(str(output), str(output)),
+    )
+
+
+def _set_threads(threads: int, accelerator: Accelerator) -> None:
+    """Set the CPU threads; `accelerate launch` alone would leave a CPU process with one."""
+    if accelerator.device.type == "cpu":
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        torch.set_num_threads(threads or max(1, cores // local))
+
+
+def _choose_vocabulary(
+    drafter: NeuralDrafter,
+    target: Target,
+    training: Sequence[Example],
+    measured: Sequence[Example],
+) -> list[str]:
+    """Set the drafter's reduced vocabulary; say what it covers."""
+    if drafter.ids is None:
+        return []
+    seen = torch.cat([example.ids for example in training]).unique()
+    special = set(target.tokenizer.all_special_ids if target.tokenizer is not None else [])
+    always = set(target.eos_ids) | (special & set(seen.tolist()))
+    counts = _counts(training, target.shape.vocab_size)
+    ids = choose(counts, len(drafter.ids), always)
+    for module in drafter.modules():
+        if isinstance(module, DraftVocabulary):
+            module.keep(ids)
+    held_out = _counts(measured, target.shape.vocab_size)
+    return [
+        f"draft vocabulary of {len(ids)} ids: {coverage(counts, ids):.2%} of the training tokens, "
+        f"{coverage(held_out, ids):.2%} of the held-out ones (a ceiling on alpha)"
+    ]
+
+
+def _counts(examples: Sequence[Example], vocab_size: int) -> torch.Tensor:
+    """Count the supervised tokens [V]."""
+    tokens = torch.cat([example.ids[example.label_mask] for example in examples])
+    return torch.bincount(tokens, minlength=vocab_size)
+
+
+def _lessons(
+    training: Sequence[Example],
+    measured: Sequence[Example],
+    drafter: NeuralDrafter,
+    target: Target,
+    settings: TrainSettings,
+) -> tuple[Lessons, Lessons]:
+    """Compose the batches of both sides and decide whether their features are kept."""
+    limit, shown = settings.evaluate.tokens, []
+    for example in measured:
+        if shown and sum(map(len, shown)) + len(example) > limit:
+            break
+        shown.append(example)
+    sides = [list(training), shown]
+    lengths = [[len(example) for example in side] for side in sides]
+    batch_tokens, seed = settings.data.batch_tokens, settings.seed
+    groups = [compose(side, batch_tokens, seed) for side in lengths]
+    width = (len(drafter.features.layers) + 1) * target.shape.hidden_size
+    needed = 0
+    for side, composed in zip(lengths, groups, strict=True):
+        check_batch_fits(side, composed, target, settings.loss)
+        needed += stored_bytes(side, composed, width, settings.features)
+    kept = decide(settings.features, needed)
+    made = [
+        Lessons(
+            side,
+            composed,
+            target=target,
+            features=drafter.features,
+            settings=kept,
+            loss=settings.loss,
+        )
+        for side, composed in zip(sides, groups, strict=True)
+    ]
+    return made[0], made[1]
+
+
+def _identity(
+    method: str,
+    drafter: NeuralDrafter,
+    target: Target,
+    settings: TrainSettings,
+    records: Sequence[Record],
+) -> dict[str, object]:
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(record.id.encode())
+        digest.update(b"" if record.ids is None else record.ids.tobytes())
+        digest.update(b"" if record.messages is None else repr(record.messages).encode())
+    fingerprint = Fingerprint.of(target).to_dict()
+    plain = dataclasses.asdict(settings)
+    sections = ("data", "features", "loss", "optim", "seed", "precision", "target_dtype")
+    return {
+        "drafter": method,
+        "options": drafter.options(),
+        "target": fingerprint["weights"],
+        "chats": digest.hexdigest()[:16],
+        **{section: plain[section] for section in sections},
+    }
+
+
+def _size_note(drafter: NeuralDrafter, lessons: Lessons) -> str:
+    trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    return (
+        f"{trained / 1e6:.2f} M trainable parameters; {len(lessons)} batches; features kept: "
+        f"{lessons.settings.keep}"
+    )
