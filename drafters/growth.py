@@ -115,27 +115,28 @@ class Chain:
         """Grow one chain a row."""
         sampled = self.draft == "sampled" and not warp.greedy
         logits = guesser.root_logits()
-        straight = torch.zeros(len(roots), 1, dtype=torch.int64)
-        columns: list[Tensor] = [torch.tensor(roots)]
+        device = logits.device
+        straight = torch.zeros(len(roots), 1, dtype=torch.int64, device=device)
+        columns: list[Tensor] = [torch.tensor(roots, device=device)]
         laws: list[Tensor] = []
         for depth in range(1, self.gamma + 1):
             if sampled:
                 law = warp.laws(logits, guesser.ids)
                 laws.append(law.probs)
-                columns.append(
-                    torch.tensor([coin.draw(law.law(i)) for i, coin in enumerate(coins)])
-                )
+                drawn = [coin.draw(law.law(i)) for i, coin in enumerate(coins)]
+                columns.append(torch.tensor(drawn, device=device))
             else:
                 columns.append(_target_ids(logits.argmax(-1), guesser.ids))
             if depth < self.gamma:
                 frontier = Frontier(columns[-1][:, None], straight, depth)
                 logits = guesser.step(frontier)[:, 0]
-        tokens = torch.stack(columns, 1)
+        tokens = torch.stack(columns, 1).cpu()
         parent, of = chain_parents(self.gamma + 1), torch.arange(self.gamma)
-        drawn = torch.stack(laws, 1) if laws else None
+        if not sampled:
+            return [TokenTree(row, parent) for row in tokens]
+        probs = torch.stack(laws, 1)
         return [
-            TokenTree(row, parent, None if drawn is None else Laws(drawn[i], guesser.ids, of))
-            for i, row in enumerate(tokens)
+            TokenTree(row, parent, Laws(probs[i], guesser.ids, of)) for i, row in enumerate(tokens)
         ]
 
 
@@ -180,11 +181,9 @@ class Static:
         """Return the shape's parents [N+1], level by level."""
         parent, level = [-1], [0]
         for width in self.branching:
-            above, level = level, []
-            for node in above:
-                for _ in range(width):
-                    level.append(len(parent))
-                    parent.append(node)
+            above = [node for node in level for _ in range(width)]
+            level = list(range(len(parent), len(parent) + len(above)))
+            parent += above
         return torch.tensor(parent)
 
     def grow(
@@ -193,10 +192,15 @@ class Static:
         """Grow one tree of the shape a row."""
         sampled = self.draft == "sampled" and not warp.greedy
         logits = guesser.root_logits()[:, None]
-        columns: list[Tensor] = [torch.tensor(roots)[:, None]]
+        columns: list[Tensor] = [torch.tensor(roots, device=logits.device)[:, None]]
         laws: list[Tensor] = []
         of: list[int] = []
         for depth, width in enumerate(self.branching, start=1):
+            if width > logits.shape[-1]:
+                raise UserError(
+                    f"branching is {width} at depth {depth} and the draft vocabulary has "
+                    f"{logits.shape[-1]} ids: give that or less"
+                )
             if sampled:
                 probs = warp.laws(logits.flatten(0, 1)).probs.view(logits.shape)
                 choice = torch.stack(
@@ -211,10 +215,11 @@ class Static:
             tokens = _target_ids(choice, guesser.ids)
             columns.append(tokens.flatten(1))
             if depth < self.depth:
-                above = torch.arange(tokens.shape[1]).repeat_interleave(width)
+                above = torch.arange(tokens.shape[1], device=tokens.device)
+                above = above.repeat_interleave(width)
                 frontier = Frontier(columns[-1], above.expand(len(roots), -1), depth)
                 logits = guesser.step(frontier)
-        tokens, parent = torch.cat(columns, 1), self.parents()
+        tokens, parent = torch.cat(columns, 1).cpu(), self.parents()
         if not sampled:
             return [TokenTree(row, parent) for row in tokens]
         drawn, index = torch.cat(laws, 1), torch.tensor(of)
@@ -287,19 +292,22 @@ class Dynamic:
         rows = len(roots)
         value, choice = _best_children(guesser.root_logits()[:, None], self.width)
         values, tokens = [value.flatten(1)], [_target_ids(choice, guesser.ids).flatten(1)]
-        parents = [torch.full_like(tokens[0], -1)]
+        parents = [torch.full_like(tokens[0], -1)]  # by creation index; -1: the root
         frontier = Frontier(tokens[0], torch.zeros_like(tokens[0]), 1)
-        first = torch.arange(self.width).expand(rows, -1)  # creation index of the frontier
         path = values[0]
+        first = torch.arange(path.shape[1], device=path.device).expand(rows, -1)
         for depth in range(2, self.depth + 1):
             value, choice = _best_children(guesser.step(frontier), self.width)
             value = (path[..., None] + value).flatten(1)
             below = _target_ids(choice, guesser.ids).flatten(1)
-            above = torch.arange(path.shape[1]).repeat_interleave(self.width).expand(rows, -1)
+            above = torch.arange(path.shape[1], device=path.device)
+            above = above.repeat_interleave(choice.shape[-1]).expand(rows, -1)
             created = sum(x.shape[1] for x in values)
             values.append(value)
             tokens.append(below)
             parents.append(first.gather(1, above))
+            if depth == self.depth:
+                break
             path, best = value.topk(min(self.width, value.shape[1]), dim=-1)
             frontier = Frontier(below.gather(1, best), above.gather(1, best), depth)
             first = created + best
@@ -327,9 +335,8 @@ def _keep_best(
     above = parent.gather(1, kept)
     place = torch.searchsorted(kept, above.clamp_min(0)) + 1
     place = torch.where(above < 0, 0, place)
-    start = torch.full((len(roots), 1), -1)
-    all_parents = torch.cat((start, place), 1)
-    all_tokens = torch.cat((torch.tensor(roots)[:, None], token.gather(1, kept)), 1)
+    all_parents = torch.cat((torch.full((len(roots), 1), -1), place.cpu()), 1)
+    all_tokens = torch.cat((torch.tensor(roots)[:, None], token.gather(1, kept).cpu()), 1)
     return [TokenTree(t, p) for t, p in zip(all_tokens, all_parents, strict=True)]
 
 

@@ -1,0 +1,295 @@
+"""`eagle`: EAGLE-3. One decoder layer continues the target's features token by token.
+
+The slot of token x[i+1] carries the target's feature g[i], fused from several layers; it predicts
+x[i+2]. Further guesses are fed the layer's own output in place of a feature, and training unrolls
+exactly that. Embeddings are the target's, the head is the drafter's own on its draft vocabulary.
+Source: Li et al. 2025 (EAGLE-3, arXiv 2503.01840); tap_norm and norm_output: EAGLE-3.1 (2026).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drafters.alignment import supervised
+from drafters.base import Batch, Features, NeuralDrafter, Prediction
+from drafters.errors import UserError
+from drafters.growth import Growth
+from drafters.layers import (
+    Attend,
+    DecoderLayer,
+    FrozenLayer,
+    FrozenNorm,
+    LayerKind,
+    Rotary,
+    frozen_linear,
+)
+from drafters.options import fill_options
+from drafters.recurrent import RecurrentSession
+from drafters.registry import register
+from drafters.shape import TargetShape
+from drafters.target import Target
+from drafters.tree import causal
+from drafters.unrolled import UnrolledAttention
+from drafters.vocab import DraftVocabulary
+
+Start = Literal["target", "random"]
+
+
+@dataclass
+class EagleOptions:
+    """Options of `eagle`.
+
+    Args:
+        taps: target layers whose outputs are read (0-based); None: a low, a middle, a high one.
+        layers: decoder layers of the drafter.
+        unroll: depths trained on.
+        draft_vocab_size: ids that the head keeps at most; 0: all.
+        norm_before_residual: whether the first layer's residual is the normed feature.
+        tap_norm: EAGLE-3.1: norm every tapped layer before the fusion.
+        norm_output: EAGLE-3.1: feed back the normed state instead of the raw one.
+        qk_norm: norm queries and keys, as Qwen3's layers do.
+        attention_bias: biases on queries, keys and values, as Qwen2's layers have.
+        init_layer: the layers start as copies of the target's last ones.
+        init_embedding: what the first layer makes of the embedding at the start.
+        init_fusion: the fused feature starts as the highest tap.
+        init_head: head and last norm start as the target's.
+    """
+
+    taps: tuple[int, ...] | None = None
+    layers: int = 1
+    unroll: int = 4
+    draft_vocab_size: int = 16384
+    norm_before_residual: bool = False
+    tap_norm: bool = False
+    norm_output: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    init_layer: Start = "target"
+    init_embedding: Literal["zero", "target", "random"] = "target"
+    init_fusion: Start = "target"
+    init_head: Start = "target"
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        if self.layers < 1 or self.unroll < 1:
+            raise UserError(f"layers is {self.layers}, unroll {self.unroll}: give 1 or more")
+
+
+@dataclass(frozen=True)
+class EagleParts:
+    """The maps of an eagle, trainable or frozen, and its forward."""
+
+    fusion: Callable[[Tensor], Tensor]
+    tap_norm: Tensor | None
+    layers: Sequence[DecoderLayer | FrozenLayer]
+    norm: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
+    norm_output: bool
+    epsilon: float
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Return features [..., D] of raw layer outputs [..., K * D]."""
+        if self.tap_norm is not None:
+            each = taps.unflatten(-1, self.tap_norm.shape)
+            normed = F.rms_norm(each, each.shape[-1:], eps=self.epsilon)
+            taps = (normed * self.tap_norm).flatten(-2)
+        return self.fusion(taps)
+
+    def advance(
+        self,
+        state: Tensor,
+        embedding: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        attention: Sequence[Attend],
+    ) -> Tensor:
+        """Return the next states [..., D] of features or states and token embeddings [..., D]."""
+        state = self.layers[0](state, rotary, attention[0], embedding)
+        for layer, attend in zip(self.layers[1:], attention[1:], strict=True):
+            state = layer(state, rotary, attend)
+        return self.norm(state) if self.norm_output else state
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Return the draft logits [..., K] of states [..., D]."""
+        return self.head(state if self.norm_output else self.norm(state))
+
+
+@register
+class EagleDrafter(NeuralDrafter):
+    """EAGLE-3 for one target.
+
+    Args:
+        config: resolved options.
+        shape: of the target.
+    """
+
+    name: ClassVar[str] = "eagle"
+
+    def __init__(self, config: EagleOptions, shape: TargetShape) -> None:
+        """Make untrained weights."""
+        super().__init__()
+        taps = _checked_taps(config.taps, shape)
+        self.vocabulary = DraftVocabulary(config.draft_vocab_size, shape.vocab_size)
+        self.config = replace(config, taps=taps, draft_vocab_size=self.vocabulary.size)
+        self.shape = shape
+        self.features = Features(layers=taps)
+        self.rotary = Rotary(shape)
+        width = shape.hidden_size
+        self.fusion = nn.Linear(len(taps) * width, width, bias=False)
+        self.tap_norm: nn.Parameter | None = None
+        if config.tap_norm:
+            self.tap_norm = nn.Parameter(torch.ones(len(taps), width))
+        kind = LayerKind(
+            wide=True,
+            qk_norm=config.qk_norm,
+            bias=config.attention_bias,
+            normed_residual=config.norm_before_residual,
+        )
+        later = replace(kind, wide=False, normed_residual=False)
+        kinds = [kind] + [later] * (config.layers - 1)
+        layers = [DecoderLayer(shape, kind) for kind in kinds]
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.RMSNorm(width, shape.norm_epsilon)
+        self.head = nn.Linear(width, len(self.vocabulary), bias=False)
+
+    @classmethod
+    def build(cls, options: Mapping[str, object], shape: TargetShape) -> "EagleDrafter":
+        """Make an untrained one from its options; see EagleOptions."""
+        return cls(fill_options(cls.name, EagleOptions, options), shape)
+
+    def options(self) -> dict[str, object]:
+        """Return the resolved options."""
+        return asdict(self.config)
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Return the draft vocabulary."""
+        return self.vocabulary.ids
+
+    def keep_ids(self, ids: Tensor) -> None:
+        """Set the draft vocabulary, before init_from."""
+        self.vocabulary.keep(ids)
+
+    @torch.no_grad()
+    def init_from(self, target: Target) -> None:
+        """Start where the target ends: its last layers, its head, its highest tapped layer.
+
+        So the drafter begins as a shallow reading of the target's own features and learns what is
+        missing; what each choice is worth can be measured by switching it off.
+        """
+        config, count = self.config, target.shape.num_layers
+        if config.init_layer == "target":
+            for place, layer in enumerate(self.decoder_layers()):
+                last = max(0, count - len(self.layers) + place)
+                layer.copy_from(target.layer_state(last), config.init_embedding)
+        if config.init_fusion == "target":
+            self.fusion.weight.zero_()
+            self.fusion.weight[:, -self.shape.hidden_size :].fill_diagonal_(1.0)
+        if config.init_head == "target":
+            ids = torch.arange(self.shape.vocab_size) if self.ids is None else self.ids
+            self.head.weight.copy_(target.head_rows(ids))
+            norm = target.norm_state().get("weight")
+            if norm is not None:
+                self.norm.weight.copy_(norm)
+
+    def decoder_layers(self) -> list[DecoderLayer]:
+        """Return the layers under their own type."""
+        return cast("list[DecoderLayer]", list(self.layers))
+
+    def parts(self) -> EagleParts:
+        """Return the trainable maps."""
+        return EagleParts(
+            self.fusion,
+            self.tap_norm,
+            self.decoder_layers(),
+            self.norm,
+            self.head,
+            self.config.norm_output,
+            self.shape.norm_epsilon,
+        )
+
+    def frozen(self, dtype: torch.dtype) -> EagleParts:
+        """Return a packed copy of the maps in this dtype, for decoding."""
+        return EagleParts(
+            frozen_linear(self.fusion, dtype),
+            None if self.tap_norm is None else self.tap_norm.detach().to(dtype, copy=True),
+            [FrozenLayer(layer, dtype) for layer in self.decoder_layers()],
+            FrozenNorm(self.norm, dtype),
+            frozen_linear(self.head, dtype),
+            self.config.norm_output,
+            self.shape.norm_epsilon,
+        )
+
+    def predict(self, batch: Batch, target: Target) -> list[Prediction]:
+        """Unroll every slot `unroll` steps: true tokens, the drafter's own states.
+
+        Slot i at step s carries token i + s + 1 at rotary position i + s, and predicts position
+        i + s + 1. Gradients flow through all steps. From step 1 on, slots without a supervised
+        label are left out.
+        """
+        if batch.taps is None:
+            raise ValueError(f"{self.name} reads layers {self.features.layers}: batch.taps is None")
+        rows, length = batch.ids.shape
+        parts = self.parts()
+        same = batch.document[:, :, None] == batch.document[:, None, :]
+        visible = same & causal(length).to(same.device)
+        attention = [UnrolledAttention(visible) for _ in self.layers]
+        slots = torch.arange(length, device=same.device).expand(rows, length)
+        state = parts.fuse(batch.taps.to(self.fusion.weight.dtype))
+        predictions = []
+        for step in range(self.config.unroll):
+            if step == 1:
+                slots = self._useful(batch)
+                state = state.gather(1, slots[..., None].expand(-1, -1, state.shape[-1]))
+                for layer in attention:
+                    layer.narrow(slots)
+            tokens = batch.ids.gather(1, (slots + step + 1).clamp_max(length - 1))
+            rotary = self.rotary(batch.position.gather(1, slots) + step, state.dtype)
+            embedding = target.embed(tokens).to(state.dtype)
+            state = parts.advance(state, embedding, rotary, attention)
+            predictions.append(_prediction(batch, slots, step, state, parts))
+        return predictions
+
+    def _useful(self, batch: Batch) -> Tensor:
+        """Return the slots [B, T'] with a label at step 1 or later, filled up with others."""
+        labels = [supervised(batch, step + 2) for step in range(1, self.config.unroll)]
+        useful = torch.stack(labels).any(0)
+        width = max(1, int(useful.sum(1).max()))
+        return useful.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+
+    def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> RecurrentSession:
+        """Start a decoding session on a frozen copy of the weights."""
+        return RecurrentSession(self, target, growth, rows, capacity)
+
+
+def _checked_taps(taps: tuple[int, ...] | None, shape: TargetShape) -> tuple[int, ...]:
+    if taps is None:
+        return shape.default_taps
+    ascending = all(a < b for a, b in pairwise(taps))
+    if not taps or not ascending or taps[0] < 0 or taps[-1] >= shape.num_layers:
+        raise UserError(
+            f"taps are {list(taps)}: give one or more distinct layers, ascending, from 0 to "
+            f"{shape.num_layers - 1}"
+        )
+    return taps
+
+
+def _prediction(
+    batch: Batch, slots: Tensor, step: int, state: Tensor, parts: EagleParts
+) -> Prediction:
+    """Return what the slots [B, T'] predict at a step, where a label is supervised."""
+    rows, length = batch.ids.shape
+    first = torch.arange(rows, device=slots.device)[:, None] * length
+    chosen = supervised(batch, step + 2).gather(1, slots).flatten().nonzero()[:, 0]
+    group = (first + slots).flatten()[chosen]
+    logits = partial(_logits, parts, state.flatten(0, 1)[chosen])
+    return Prediction(group + step + 1, step + 1, group, logits)
+
+
+def _logits(parts: EagleParts, state: Tensor, span: slice) -> Tensor:
+    return parts.logits(state[span])

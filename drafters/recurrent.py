@@ -1,0 +1,146 @@
+"""Decoding of drafters that feed their own state back in place of the target's features.
+
+The slot of token x[i+1] carries the target's feature g[i]; a guessed token carries the state that
+guessed it. Owns the cache, the states and the frontier steps; the maps belong to the drafter.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from drafters.base import Commit, Features
+from drafters.cache import KVCache, Placement
+from drafters.frontier import Frontier, FrontierCells
+from drafters.growth import Growth
+from drafters.layers import Attend, Rotary
+from drafters.session import CachedSession, Final, cache_attention
+from drafters.shape import TargetShape
+from drafters.target import Target
+
+
+class Recurrence(Protocol):
+    """The maps of a recurrent drafter."""
+
+    @property
+    def layers(self) -> Sequence[Any]:
+        """Return the layers; each has an attention of its own."""
+        ...
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Return features [..., D] of raw layer outputs [..., K * D]."""
+        ...
+
+    def advance(
+        self,
+        state: Tensor,
+        embedding: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        attention: Sequence[Attend],
+    ) -> Tensor:
+        """Return the next states [..., D]."""
+        ...
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Return draft logits [..., K]."""
+        ...
+
+
+class RecurrentDrafter(Protocol):
+    """What a recurrent session needs of its drafter."""
+
+    features: Features
+    shape: TargetShape
+    rotary: Rotary
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Return the draft vocabulary [K], None for the target's own."""
+        ...
+
+    def frozen(self, dtype: torch.dtype) -> Recurrence:
+        """Return a copy of the maps in this dtype that never changes."""
+        ...
+
+
+class RecurrentSession(CachedSession):
+    """Rows drafted for by one recurrent drafter.
+
+    Args:
+        drafter: its weights are copied; later training does not reach the session.
+        target: gives embeddings, dtype and device.
+        growth: the shape of the trees.
+        rows: batch size.
+        capacity: tokens a row may hold.
+    """
+
+    def __init__(
+        self, drafter: RecurrentDrafter, target: Target, growth: Growth, rows: int, capacity: int
+    ) -> None:
+        """Pack the weights and allocate the cache."""
+        shape, dtype, device = drafter.shape, target.dtype, target.device
+        self.maps = drafter.frozen(dtype)
+        cache = KVCache(
+            rows,
+            capacity + growth.cells,
+            layers=len(self.maps.layers),
+            heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        super().__init__(drafter.features, growth, cache, capacity)
+        self.target = target
+        self.ids = None if drafter.ids is None else drafter.ids.to(device)
+        columns = torch.arange(cache.capacity, device=device)
+        self.phases = torch.stack(drafter.rotary(columns, dtype), 1)
+        self.states = torch.zeros(rows, shape.hidden_size, dtype=dtype, device=device)
+
+    def final(self, commit: Commit) -> Final:
+        """Pair every feature with the token after its own."""
+        assert commit.taps is not None
+        tokens = torch.cat((commit.inputs[1:], torch.tensor([commit.root])))
+        return Final(tokens, commit.taps)
+
+    def encode(self, final: Final, placement: Placement, ends: Tensor, rows: list[int]) -> None:
+        """Run pairs of tokens and true features; keep each row's last state."""
+        assert final.features is not None
+        states = self.run(final.tokens, self.maps.fuse(final.features), placement)
+        self.states[rows] = states[ends]
+
+    def guesser(self, rows: list[int]) -> "RecurrentGuesser":
+        """Start a round for these rows."""
+        return RecurrentGuesser(self, rows)
+
+    def run(self, tokens: Tensor, state: Tensor, placement: Placement) -> Tensor:
+        """Run placed tokens [M] with features or states [M, D]; return states [M, D]."""
+        embedding = self.target.embed(tokens.to(state.device))
+        cos, sin = self.phases[placement.positions].unbind(1)
+        layers = range(len(self.maps.layers))
+        attention = [cache_attention(self.cache, layer, placement) for layer in layers]
+        return self.maps.advance(state, embedding, (cos, sin), attention)
+
+
+class RecurrentGuesser:
+    """One round of a session's rows."""
+
+    def __init__(self, session: RecurrentSession, rows: list[int]) -> None:
+        """Start at the roots."""
+        self.session = session
+        self.ids = session.ids
+        self.cells = FrontierCells(session.cache, rows)
+        self.states = session.states[rows][:, None]
+
+    def root_logits(self) -> Tensor:
+        """Return the logits [R, K] of the token after each root."""
+        return self.session.maps.logits(self.states[:, 0])
+
+    def step(self, frontier: Frontier) -> Tensor:
+        """Return the logits [R, F, K] of the token after each node."""
+        parent = frontier.parent[..., None].expand(-1, -1, self.states.shape[-1])
+        above = self.states.gather(1, parent).flatten(0, 1)
+        placement = self.cells.place(frontier)
+        states = self.session.run(frontier.tokens.flatten(), above, placement)
+        self.states = states.view(*frontier.tokens.shape, -1)
+        return self.session.maps.logits(self.states)
