@@ -1,0 +1,317 @@
+"""Bench: drafters and plain decoding measured on the same prompts, in turns.
+
+Every batch of prompts is decoded by every contender before the next batch begins, in an order that
+rotates, so that a slow spell of the machine falls on all of them. Sessions and their packed weights
+are made once, before the clock runs. What the numbers mean is inference/summary.py's business.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from statistics import median
+
+from drafters.base import Commit, Drafter
+from drafters.checkpoint import load_drafter
+from drafters.errors import UserError
+from drafters.growth import Chain, Growth
+from drafters.sampling import RowRandom, Warp
+from drafters.target import Target
+from inference.costs import SIZES, CostMeter, Costs
+from inference.engine import Clock, Decoder, Request
+from inference.prompts import Prompt, first_turn_ids
+from inference.spec import VERIFIERS, Spec
+from inference.stats import Round, looped
+from inference.stop import Stop
+
+BASELINE = "none"
+_WARMUP_TOKENS = 16
+_COST_SAMPLES = 10  # of every T(n), at least
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """How a benchmark runs.
+
+    Args:
+        max_new_tokens: at most this many tokens a prompt.
+        warp: how logits become laws.
+        seed: of all rows.
+        rows: how many prompts decode together.
+        repeats: how often every prompt is decoded.
+        warmup: how many prompts every contender decodes, shortly, before the clock runs.
+    """
+
+    max_new_tokens: int = 128
+    warp: Warp = field(default_factory=Warp)
+    seed: int = 0
+    rows: int = 1
+    repeats: int = 3
+    warmup: int = 3
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name, least in (("max_new_tokens", 2), ("rows", 1), ("repeats", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}: give {least} or more")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One prompt's output in one pass: ids, why it ended, its rounds."""
+
+    ids: list[int]
+    finish_reason: str
+    rounds: list[Round]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One batch of prompts decoded once by one contender.
+
+    Args:
+        repeat: which repeat, from 0.
+        group: which batch of prompts, from 0.
+        prompts: their numbers.
+        outputs: one a prompt.
+        clock: seconds by phase, prefill apart, and rounds.
+        full_rounds: seconds of the rounds in which no row had ended yet.
+    """
+
+    repeat: int
+    group: int
+    prompts: tuple[int, ...]
+    outputs: list[Decoded]
+    clock: Clock
+    full_rounds: list[float]
+
+
+@dataclass
+class Contender:
+    """A drafter in the race, and what it did.
+
+    Args:
+        name: what tables call it.
+        drafter: proposes.
+        growth: the shape of its trees.
+        spec: as the command line named it; None for plain decoding.
+        passes: what was measured.
+    """
+
+    name: str
+    drafter: Drafter
+    growth: Growth
+    spec: Spec | None = None
+    passes: list[Pass] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Everything a benchmark measured.
+
+    Args:
+        target: the decider.
+        settings: how it ran.
+        prompts: the questions.
+        ids: of each prompt.
+        baseline: plain decoding.
+        drafters: the others.
+        costs: T(n), measured in the same turns.
+        context: tokens that were cached when T(n) was timed.
+    """
+
+    target: Target
+    settings: BenchSettings
+    prompts: Sequence[Prompt]
+    ids: Sequence[Sequence[int]]
+    baseline: Contender
+    drafters: Sequence[Contender]
+    costs: Costs
+    context: int
+
+
+def contenders(target: Target, specs: Sequence[Spec]) -> list[Contender]:
+    """Load every drafter once, however many shapes it runs in.
+
+    Raises:
+        UserError: if one is given twice or cannot be loaded.
+    """
+    loaded: dict[str, Drafter] = {}
+    found: list[Contender] = []
+    for spec in specs:
+        if any(spec.text == other.name for other in found):
+            raise UserError(f"drafter {spec.text!r} is given twice: give each shape once")
+        key = f"{spec.drafter}:{sorted(spec.options.items())}"
+        if key not in loaded:
+            loaded[key] = spec.load(target)
+        found.append(Contender(spec.text, loaded[key], spec.growth, spec))
+    return found
+
+
+def steps(prompts: int, drafters: int, settings: BenchSettings) -> int:
+    """Return how often `measure` reports progress."""
+    groups = -(-prompts // settings.rows)
+    return (drafters + 1) * (1 + groups * settings.repeats)
+
+
+def measure(
+    target: Target,
+    drafters: Sequence[Contender],
+    prompts: Sequence[Prompt],
+    settings: BenchSettings,
+    advance: Callable[[], None] = lambda: None,
+) -> Measurement:
+    """Measure plain decoding and drafters on the same prompts.
+
+    Args:
+        target: decides.
+        drafters: from `contenders`; their passes are filled.
+        prompts: of which the first turn is answered.
+        settings: how to run.
+        advance: called after every step, `steps` times.
+
+    Raises:
+        UserError: if a prompt cannot be served; before any model work.
+    """
+    ids = first_turn_ids(target, prompts)
+    _check_lengths(target, prompts, ids)
+    baseline = Contender(BASELINE, load_drafter(BASELINE, target), Chain(1))
+    race = [baseline, *drafters]
+    decoders = [_decoder(target, contender, ids, settings) for contender in race]
+    for decoder in decoders:
+        _warm_up(decoder, ids, settings)
+        advance()
+    context = _typical_context(target, ids, settings)
+    rows = min(settings.rows, len(ids))
+    meter = CostMeter(target, context, rows=rows, sizes=_sizes(drafters))
+    for turn, group, samples in _turns(len(ids), settings):
+        for place in range(len(race)):
+            index = (place + sum(turn)) % len(race)
+            race[index].passes.append(_decode(decoders[index], ids, group, settings, turn))
+            advance()
+        for _ in range(samples):
+            meter.sample()
+    costs = meter.costs
+    return Measurement(target, settings, prompts, ids, baseline, drafters, costs, len(context))
+
+
+def _turns(
+    prompts: int, settings: BenchSettings
+) -> Iterator[tuple[tuple[int, int], tuple[int, ...], int]]:
+    """Yield (repeat, number of the batch), its prompts, and how often T(n) is timed after it."""
+    starts = range(0, prompts, settings.rows)
+    samples = -(-_COST_SAMPLES // (len(starts) * settings.repeats))
+    for repeat in range(settings.repeats):
+        for number, start in enumerate(starts):
+            group = tuple(range(start, min(start + settings.rows, prompts)))
+            yield (repeat, number), group, samples
+
+
+def _decoder(
+    target: Target, contender: Contender, ids: Sequence[Sequence[int]], settings: BenchSettings
+) -> Decoder:
+    verify = VERIFIERS["lossless" if contender.spec is None else contender.spec.verify]
+    return Decoder(
+        target,
+        contender.drafter,
+        contender.growth,
+        rows=min(settings.rows, len(ids)),
+        capacity=max(len(prompt) for prompt in ids) + settings.max_new_tokens,
+        warp=settings.warp,
+        stop=Stop(target.eos_ids),
+        verify=verify,
+    )
+
+
+def _warm_up(decoder: Decoder, ids: Sequence[Sequence[int]], settings: BenchSettings) -> None:
+    short = replace(settings, max_new_tokens=min(settings.max_new_tokens, _WARMUP_TOKENS))
+    for number in range(settings.warmup):
+        first = number * settings.rows
+        group = {(first + row) % len(ids) for row in range(settings.rows)}
+        _decode(decoder, ids, tuple(sorted(group)), short, (0, 0))
+
+
+def _decode(
+    decoder: Decoder,
+    ids: Sequence[Sequence[int]],
+    group: tuple[int, ...],
+    settings: BenchSettings,
+    turn: tuple[int, int],
+) -> Pass:
+    """Decode one batch of prompts; `turn` is its repeat and its number."""
+    before = replace(decoder.clock)
+    repeat, number = turn
+    requests = {
+        row: Request(
+            ids[prompt],
+            settings.max_new_tokens,
+            RowRandom(settings.seed, prompt + repeat * len(ids)),
+        )
+        for row, prompt in enumerate(group)
+    }
+    outputs = [_Growing() for _ in group]
+    _take(outputs, decoder.admit(requests), 0.0)
+    full_rounds: list[float] = []
+    while decoder.running:
+        active, start = len(decoder.running), decoder.clock.decode
+        commits = decoder.round()
+        seconds = decoder.clock.decode - start
+        _take(outputs, commits, seconds / active)
+        if active == len(group):
+            full_rounds.append(seconds)
+    for row in requests:
+        decoder.release(row)
+    clock = Clock(*(a - b for a, b in zip(astuple(decoder.clock), astuple(before), strict=True)))
+    return Pass(repeat, number, group, [output.done() for output in outputs], clock, full_rounds)
+
+
+@dataclass
+class _Growing:
+    """One prompt's output while it grows."""
+
+    ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    rounds: list[Round] = field(default_factory=list)
+
+    def add(self, commit: Commit, seconds: float) -> None:
+        self.ids.extend(commit.emitted)
+        self.finish_reason = commit.finished
+        if commit.tree is not None:
+            drafted, emitted = commit.tree.drafted, len(commit.emitted)
+            self.rounds.append(Round(commit.accepted, commit.attempted, drafted, emitted, seconds))
+
+    def done(self) -> Decoded:
+        assert self.finish_reason is not None
+        marks, start, rounds = looped(self.ids), 1, []  # the first token is the prefill's
+        for one in self.rounds:
+            rounds.append(replace(one, looped=any(marks[start : start + one.emitted])))
+            start += one.emitted
+        return Decoded(self.ids, self.finish_reason, rounds)
+
+
+def _take(outputs: Sequence[_Growing], commits: Sequence[Commit | None], seconds: float) -> None:
+    for output, commit in zip(outputs, commits, strict=False):
+        if commit is not None:
+            output.add(commit, seconds)
+
+
+def _check_lengths(target: Target, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:
+    limit = target.shape.max_positions
+    for prompt, tokens in zip(prompts, ids, strict=True):
+        if len(tokens) >= limit:
+            raise UserError(
+                f"prompt {prompt.question_id} has {len(tokens)} tokens and the context of "
+                f"{target.name} holds {limit}: leave it out"
+            )
+
+
+def _typical_context(
+    target: Target, ids: Sequence[Sequence[int]], settings: BenchSettings
+) -> list[int]:
+    """Return real tokens, as many as a row has cached in the middle of a typical output."""
+    length = int(median(len(prompt) for prompt in ids)) + settings.max_new_tokens // 2
+    length = min(length, target.shape.max_positions - max(SIZES))
+    tokens = [token for prompt in ids for token in prompt]
+    return (tokens * -(-length // len(tokens)))[:length]
+
+
+def _sizes(drafters: Sequence[Contender]) -> list[int]:
+    return sorted({*SIZES, *(contender.growth.nodes + 1 for contender in drafters)})

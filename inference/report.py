@@ -1,0 +1,122 @@
+"""Report: benchmark.json on disk, and the table that a person reads."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from drafters.errors import UserError
+
+FILE = "benchmark.json"
+
+
+def write(result: Mapping[str, Any], folder: str | Path) -> Path:
+    """Write benchmark.json; a kill leaves the old file or the new one.
+
+    Args:
+        result: from inference.summary.summarise.
+        folder: made if needed.
+
+    Raises:
+        UserError: if the folder cannot be written.
+    """
+    path = Path(folder) / FILE
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}.tmp")
+        new.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
+        new.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): give --out") from error
+    return path
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Return one line a drafter, plain decoding first."""
+    settings, target = result["settings"], result["target"]
+    title = (
+        f"{target['name']}, {target['dtype']}, T={settings['temperature']:g}, "
+        f"{settings['prompts']} prompts x {settings['max_new_tokens']} tokens, "
+        f"{settings['rows']} a batch, {settings['repeats']} repeats"
+    )
+    found = Table(title=title, caption=_caption(result), caption_justify="left")
+    found.add_column("drafter", no_wrap=True)
+    found.add_column("shape", no_wrap=True)
+    for heading in (
+        "tau",
+        "alpha",
+        "speed-up",
+        "95%",
+        "predicted",
+        "break-even",
+        "c",
+        "draft",
+        "verify",
+        "identical",
+        "looped",
+        "no loops",
+    ):
+        found.add_column(heading, justify="right", no_wrap=True)
+    plain = result["baseline"]
+    found.add_row(
+        "none", "", "1.00", "", "1.00", *[""] * 6, "", _percent(plain["looped_share"]), ""
+    )
+    for one in result["drafters"]:
+        found.add_row(*_row(one, settings["prompts"], _label(one, result["drafters"])))
+    return found
+
+
+def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
+    options = " ".join(f"{key}={_plain(value)}" for key, value in one["shape"].items())
+    interval, share = one["speedup_interval"], one["time_share"]
+    identical = "" if one["identical"] is None else f"{one['identical']}/{prompts}"
+    if one["near_ties"]:
+        identical += f" +{one['near_ties']} ties"
+    return [
+        label,
+        f"{one['growth']} {options}",
+        _number(one["tau"]),
+        _number(one["alpha"]),
+        _number(one["speedup"]),
+        "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}",
+        _number(one["predicted_speedup"]),
+        _number(one["break_even_tau"]),
+        _number(one["cost_ratio"], 3),
+        _percent(share["draft"]),
+        _percent(share["verify"]),
+        identical,
+        _percent(one["looped_share"]),
+        _number(one["without_loops"]["speedup"]),
+    ]
+
+
+def _label(one: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """Return the method, with the folder where several of one method run."""
+    folders = {other["checkpoint"] for other in others if other["method"] == one["method"]}
+    return one["method"] if len(folders) == 1 else f"{one['method']} {one['checkpoint']}"
+
+
+def _caption(result: Mapping[str, Any]) -> str:
+    plain, costs = result["baseline"], result["verify_cost"]
+    speed = plain["tokens_per_second"]
+    return (
+        f"none: {_number(speed, 1)} tokens/s, {_number(plain['check']['share'])} of 1/T(1). "
+        f"T(n)/T(1): {', '.join(f'{n}: {value:.2f}' for n, value in costs.items())}. "
+        "tau counts the bonus, not the prefill's token. break-even: the tau from which a shape "
+        "pays. c: one depth's drafting over T(1). no loops: speed-up outside repeated 4-grams."
+    )
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def _plain(value: object) -> str:
+    return ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -1,0 +1,245 @@
+"""Summary: what a benchmark measured, as the plain values of benchmark.json.
+
+Every figure is defined in docs/metrics.md. Tokens and seconds are those of rounds: the prefill and
+its token are shown apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import nn
+
+from inference.bench import Contender, Measurement
+from inference.compare import Difference, compare
+from inference.costs import RoundCost, break_even_tau, cost_ratio, predicted_speedup
+from inference.machine import machine, versions
+from inference.tally import Entry, Tally, without_loops
+
+FORMAT_VERSION = 1
+PLAIN_SHARE = 0.95  # of 1 / T(1): below it plain decoding would be a straw man
+# The step of a smaller target is mostly Python, which T(1) leaves out: its share says nothing.
+JUDGED_PARAMETERS = 10_000_000
+
+
+def summarise(measured: Measurement, source: str) -> dict[str, Any]:
+    """Return everything benchmark.json holds; `source` names the prompt set."""
+    plain = Tally(measured.baseline)
+    check = _plain_check(measured)
+    drafters = [_drafter(measured, contender, plain) for contender in measured.drafters]
+    return {
+        "format_version": FORMAT_VERSION,
+        "target": _target(measured),
+        "machine": machine(),
+        "versions": versions(),
+        "settings": _settings(measured, source),
+        "baseline": {
+            "tokens": plain.tokens,
+            "seconds": plain.seconds,
+            "tokens_per_second": plain.tokens_per_second,
+            "prefill_seconds": plain.prefill_seconds,
+            "round_seconds": plain.round_seconds,
+            "time_share": plain.time_share,
+            "looped_share": plain.looped_share(),
+            "check": check,
+        },
+        "verify_cost": measured.costs.relative(),
+        "verify_seconds": {str(n): s for n, s in measured.costs.seconds.items()},
+        "drafters": drafters,
+        "failures": _failures(measured, check, drafters),
+    }
+
+
+def _target(measured: Measurement) -> dict[str, Any]:
+    target = measured.target
+    return {
+        "name": target.name,
+        "architecture": type(target.model).__name__,
+        "parameters": _parameters(measured),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "engine": target.engine,
+    }
+
+
+def _settings(measured: Measurement, source: str) -> dict[str, Any]:
+    values = asdict(measured.settings)
+    return {
+        "prompts_file": source,
+        "prompts": len(measured.prompts),
+        "context": measured.context,
+        **values.pop("warp"),
+        **values,
+    }
+
+
+def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[str, Any]:
+    own = Tally(contender)
+    found, gain = own.acceptance(), own.speedup(plain)
+    return {
+        **_identity(contender),
+        "tau": found.tau,
+        "tau_interval": own.tau().interval,
+        "alpha": found.alpha,
+        "alpha_by_depth": found.alpha_by_depth,
+        "survival_by_depth": found.survival_by_depth,
+        "accepted_per_round": found.accepted_per_round,
+        "acceptance_rate": found.acceptance_rate,
+        "rounds": found.rounds,
+        "tokens": own.tokens,
+        "seconds": own.seconds,
+        "tokens_per_second": own.tokens_per_second,
+        "prefill_seconds": own.prefill_seconds,
+        "round_seconds": own.round_seconds,
+        "speedup": gain.value,
+        "speedup_interval": gain.interval,
+        **_costs(measured, contender, own, plain),
+        "time_share": own.time_share,
+        **_outputs(measured, own, plain),
+        "looped_share": own.looped_share(),
+        "without_loops": _without_loops(own, plain),
+        "by_category": _by_category(measured, own, plain),
+    }
+
+
+def _identity(contender: Contender) -> dict[str, Any]:
+    spec, drafter = contender.spec, contender.drafter
+    assert spec is not None
+    shape = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
+    neural = isinstance(drafter, nn.Module)
+    return {
+        "name": contender.name,
+        "method": drafter.name,
+        "checkpoint": spec.drafter if Path(spec.drafter).is_dir() else None,
+        "parameters": sum(p.numel() for p in drafter.parameters()) if neural else 0,
+        "growth": spec.growth_name,
+        "draft_mode": shape.pop("draft"),
+        "verify_mode": spec.verify,
+        "shape": shape,
+        "depth": contender.growth.depth,
+        "nodes": contender.growth.nodes,
+    }
+
+
+def _costs(
+    measured: Measurement, contender: Contender, own: Tally, plain: Tally
+) -> dict[str, float | None]:
+    """Return what a round costs and what follows; None where there was no round."""
+    tau, round_seconds, plain_seconds = (
+        own.acceptance().tau,
+        own.round_seconds,
+        plain.round_seconds,
+    )
+    if tau is None or round_seconds is None or plain_seconds is None:
+        return dict.fromkeys(("cost_ratio", "break_even_tau", "predicted_speedup"))
+    step = measured.costs.step
+    # T(n) was timed apart: the prediction does not rest on the run it is compared with
+    verify = fmean(measured.costs.of(entry.round.drafted + 1) for entry in own.entries)
+    draft, build, commit = (own.phases[p] / own.rounds for p in ("draft", "build", "commit"))
+    cost = RoundCost(draft, build, verify, commit)
+    return {
+        "cost_ratio": cost_ratio(draft, contender.growth.depth, step),
+        "break_even_tau": break_even_tau(round_seconds, plain_seconds),
+        "predicted_speedup": predicted_speedup(tau, cost, step),
+    }
+
+
+def _outputs(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
+    """Return how many greedy outputs equal plain decoding's; None where outputs were drawn."""
+    if not measured.settings.warp.greedy:
+        return dict.fromkeys(("identical", "near_ties", "different", "largest_gap"))
+    found = [_difference(measured, own, plain, prompt) for prompt in range(len(measured.ids))]
+    gaps = [d.gap for d in found if d is not None and d.gap is not None]
+    return {
+        "identical": sum(d is None for d in found),
+        "near_ties": sum(d is not None and d.near_tie for d in found),
+        "different": sum(d is not None and not d.near_tie for d in found),
+        "largest_gap": max(gaps, default=None),
+    }
+
+
+def _difference(measured: Measurement, own: Tally, plain: Tally, prompt: int) -> Difference | None:
+    """Return the worst difference over the repeats of one prompt."""
+    pairs = zip(own.outputs(prompt), plain.outputs(prompt), strict=True)
+    distinct = sorted({(tuple(a), tuple(b)) for a, b in pairs})
+    found = [compare(measured.target, measured.ids[prompt], a, b) for a, b in distinct]
+    differences = [d for d in found if d is not None]
+    return min(differences, key=lambda d: d.near_tie, default=None)
+
+
+def _without_loops(own: Tally, plain: Tally) -> dict[str, Any]:
+    kept, gain = own.acceptance(without_loops), own.speedup(plain, without_loops)
+    return {
+        "tokens": kept.tokens,
+        "rounds": kept.rounds,
+        "tau": kept.tau,
+        "alpha": kept.alpha,
+        "speedup": gain.value,
+        "speedup_interval": gain.interval,
+    }
+
+
+def _by_category(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
+    members: dict[str, set[int]] = {}
+    for number, prompt in enumerate(measured.prompts):
+        members.setdefault(prompt.category, set()).add(number)
+    return {name: _category(own, plain, prompts) for name, prompts in members.items()}
+
+
+def _category(own: Tally, plain: Tally, prompts: set[int]) -> dict[str, Any]:
+    def inside(entry: Entry) -> bool:
+        return entry.prompt in prompts
+
+    found, gain = own.acceptance(inside), own.speedup(plain, inside)
+    return {
+        "prompts": len(prompts),
+        "rounds": found.rounds,
+        "tokens": found.tokens,
+        "tau": found.tau,
+        "alpha": found.alpha,
+        "speedup": gain.value,
+        "speedup_interval": gain.interval,
+        "looped_share": own.looped_share(prompts),
+    }
+
+
+def _plain_check(measured: Measurement) -> dict[str, Any]:
+    """Return at which share of 1 / T(1) plain decoding ran, medians on both sides."""
+    seconds = [s for one in measured.baseline.passes for s in one.full_rounds]
+    share = measured.costs.step / median(seconds) if seconds else None
+    judged = _parameters(measured) >= JUDGED_PARAMETERS
+    return {
+        "share": share,
+        "required": PLAIN_SHARE,
+        "judged": judged,
+        "passed": share is not None and (not judged or share >= PLAIN_SHARE),
+    }
+
+
+def _parameters(measured: Measurement) -> int:
+    return sum(p.numel() for p in measured.target.model.parameters())
+
+
+def _failures(
+    measured: Measurement, check: dict[str, Any], drafters: Sequence[dict[str, Any]]
+) -> list[str]:
+    """Return one line for everything that makes the figures unfit for use."""
+    lines = []
+    if check["share"] is None:
+        lines.append("no prompt was answered by more than one token: nothing was measured")
+    elif not check["passed"]:
+        lines.append(
+            f"plain decoding ran at {check['share']:.2f} of 1/T(1), {PLAIN_SHARE} is the least: "
+            "every speed-up would be flattered; run again on a quiet machine"
+        )
+    # in low precision a forward over many rows is not bit-equal to one over a single row
+    if measured.target.dtype == torch.float32:
+        lines += [
+            f"{one['name']}: {one['different']} of {len(measured.ids)} greedy outputs differ from "
+            f"plain decoding's by more than rounding (largest gap {one['largest_gap']})"
+            for one in drafters
+            if one["different"]
+        ]
+    return lines
