@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drafters.errors import UserError
 from drafters.settings import fill
@@ -21,9 +20,7 @@ def no_options(name: str, options: Mapping[str, object]) -> None:
         raise UserError(f"drafter {name} has no options: leave out {', '.join(options)}")
 
 
-def checked(
-    name: str, options: Mapping[str, object], kinds: Mapping[str, type]
-) -> dict[str, Any]:
+def checked(name: str, options: Mapping[str, object], kinds: Mapping[str, type]) -> dict[str, Any]:
     """Return the options if each is known and of its kind.
 
     Args:

@@ -75,14 +75,12 @@ class UnrolledAttention:
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, dim: int) -> Tensor:
     """Return [B, T', H, width]; scores are scaled for heads of width `dim`."""
-    groups = query.shape[2] // keys.shape[2]
-    # repeated here: with enable_gqa the CPU has no fused kernel and stores all scores
-    q, k, v = query, keys.repeat_interleave(groups, 2), values.repeat_interleave(groups, 2)
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
+        query.transpose(1, 2),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
         attn_mask=visible[:, None],
         scale=dim**-0.5,
+        enable_gqa=True,
     )
     return out.transpose(1, 2)

@@ -86,7 +86,7 @@ class DraftVocabulary(nn.Module):
         return self.size or self.vocab_size
 
     def keep(self, ids: Tensor) -> None:
-        """Set the ids [K] int64.
+        """Set the ids [K] int64; before the drafter's head is started from the target's rows.
 
         Raises:
             UserError: if they are not K ascending unique ids of the target.

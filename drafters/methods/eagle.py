@@ -171,10 +171,6 @@ class EagleDrafter(NeuralDrafter):
         """Return the draft vocabulary."""
         return self.vocabulary.ids
 
-    def keep_ids(self, ids: Tensor) -> None:
-        """Set the draft vocabulary, before init_from."""
-        self.vocabulary.keep(ids)
-
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
         """Start where the target ends: its last layers, its head, its highest tapped layer.

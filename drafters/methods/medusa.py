@@ -110,10 +110,6 @@ class MedusaDrafter(NeuralDrafter):
         """Return the draft vocabulary."""
         return self.vocabulary.ids
 
-    def keep_ids(self, ids: Tensor) -> None:
-        """Set the draft vocabulary, before init_from."""
-        self.vocabulary.keep(ids)
-
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
         """Start every output matrix as the target's rows of the kept ids."""

@@ -1,0 +1,300 @@
+"""Growth policies: shapes, numbering, laws, closure under parents, refusals."""
+
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from drafters.errors import UserError
+from drafters.frontier import Frontier
+from drafters.growth import Chain, Dynamic, Growth, Static, build_growth
+from drafters.sampling import Coin, Warp
+from drafters.tree import TokenTree
+
+
+class Markov:
+    """A guesser whose law depends on the last token (and the depth, if several tables are given).
+
+    Args:
+        roots: one a row.
+        tables: [V, K] logits after each token, one a depth; the last serves all deeper ones.
+        ids: reduced vocabulary.
+    """
+
+    def __init__(
+        self, roots: Sequence[int], tables: Sequence[Tensor], ids: Tensor | None = None
+    ) -> None:
+        self.roots, self.tables, self.ids = torch.tensor(roots), tables, ids
+        self.frontiers: list[Frontier] = []
+
+    def root_logits(self) -> Tensor:
+        return self.tables[0][self.roots]
+
+    def step(self, frontier: Frontier) -> Tensor:
+        self.frontiers.append(frontier)
+        return self.tables[min(frontier.depth, len(self.tables) - 1)][frontier.tokens]
+
+
+def table(size: int, seed: int = 0, *, levels: int = 0) -> Tensor:
+    """Random logits [V, V]; with levels > 0 only so many different values, so ties abound."""
+    generator = torch.Generator().manual_seed(seed)
+    if levels:
+        return torch.randint(levels, (size, size), generator=generator).float()
+    return 2 * torch.randn(size, size, generator=generator)
+
+
+def coins(count: int) -> list[Coin]:
+    return [Coin(seed) for seed in range(count)]
+
+
+def grow(growth: Growth, guesser: Markov, warp: Warp | None = None) -> list[TokenTree]:
+    roots = guesser.roots.tolist()
+    trees = growth.grow(roots, guesser, warp or Warp(), coins(len(roots)))
+    for tree, root in zip(trees, roots, strict=True):
+        tree.check()
+        assert tree.root == root
+        assert tree.drafted <= growth.nodes
+        assert int(tree.depth.max()) <= growth.depth
+    return trees
+
+
+GREEDY = [Chain(3), Static((3, 2, 1)), Dynamic(6, 3, 3), Dynamic(20, 2, 4), Dynamic(3, 4, 1)]
+
+
+@pytest.mark.parametrize("growth", GREEDY, ids=str)
+def test_rows_are_grown_as_if_alone(growth: Growth) -> None:
+    together = grow(growth, Markov([0, 3, 5], [table(7)]))
+    for tree, root in zip(together, [0, 3, 5], strict=True):
+        alone = grow(growth, Markov([root], [table(7)]))[0]
+        assert tree.token_list == alone.token_list
+        assert tree.parent_list == alone.parent_list
+
+
+@pytest.mark.parametrize("growth", GREEDY, ids=str)
+def test_a_sessions_cache_holds_every_expanded_node(growth: Growth) -> None:
+    guesser = Markov([1], [table(7)])
+    grow(growth, guesser)
+    assert sum(f.tokens.shape[1] for f in guesser.frontiers) <= growth.cells
+    assert [f.depth for f in guesser.frontiers] == list(range(1, growth.depth))
+
+
+def test_frontiers_name_their_parents() -> None:
+    """Following parents back through the frontiers gives paths of the tree."""
+    for growth in (Static((2, 2, 2)), Dynamic(9, 3, 4)):
+        guesser = Markov([2], [table(7)])
+        grow(growth, guesser)
+        above: list[list[int]] = [[2]]
+        for frontier in guesser.frontiers:
+            below = []
+            tokens, parents = frontier.tokens[0].tolist(), frontier.parent[0].tolist()
+            for token, parent in zip(tokens, parents, strict=True):
+                best = table(7)[above[parent][-1]].topk(3).indices.tolist()
+                assert token in best
+                below.append([*above[parent], token])
+            above = below
+
+
+def test_chain_follows_the_most_likely_token() -> None:
+    logits = table(6)
+    tree = grow(Chain(4), Markov([2], [logits]))[0]
+    expected = [2]
+    for _ in range(4):
+        expected.append(int(logits[expected[-1]].argmax()))
+    assert tree.token_list == expected
+    assert tree.is_chain
+    assert tree.laws is None
+
+
+def test_chain_draws_from_the_warped_law_it_carries() -> None:
+    logits, warp = table(6), Warp(0.7, top_k=3)
+    trees = grow(Chain(3, "sampled"), Markov([2, 4], [logits]), warp)
+    for tree in trees:
+        assert tree.laws is not None
+        for node in (1, 2, 3):
+            law = tree.laws.drawn_from(node)
+            assert law is not None
+            above = tree.token_list[node - 1]
+            torch.testing.assert_close(law.weights, warp.laws(logits[above][None]).probs[0])
+            assert law.weight(tree.token_list[node]) > 0
+
+
+@pytest.mark.parametrize("growth", [Chain(2, "sampled"), Static((2, 1), "sampled")])
+def test_sampled_drafting_at_temperature_0_is_argmax(growth: Growth) -> None:
+    (tree,) = grow(growth, Markov([1], [table(6)]), Warp(0.0))
+    plain = Chain(2) if isinstance(growth, Chain) else Static((2, 1))
+    (expected,) = grow(plain, Markov([1], [table(6)]))
+    assert (tree.token_list, tree.laws) == (expected.token_list, None)
+
+
+@pytest.mark.parametrize(
+    "growth", [Chain(3), Chain(3, "sampled"), Static((2, 2)), Static((2, 2), "sampled")]
+)
+def test_reduced_vocabularies_come_back_as_target_ids(growth: Growth) -> None:
+    ids = torch.tensor([4, 7, 9])
+    logits = table(10)[:, :3]
+    (tree,) = grow(growth, Markov([5], [logits], ids), Warp(1.0))
+    assert set(tree.token_list[1:]) <= {4, 7, 9}
+    if growth.draft == "sampled":
+        assert tree.laws is not None
+        assert tree.laws.ids is ids
+    else:
+        assert tree.token_list[1] == int(ids[logits[5].argmax()])
+
+
+def test_static_numbers_nodes_level_by_level() -> None:
+    growth = Static((2, 3))
+    assert growth.parents().tolist() == [-1, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert (growth.nodes, growth.depth) == (8, 2)
+    logits = table(6)
+    tree = grow(growth, Markov([0], [logits]))[0]
+    first = logits[0].topk(2).indices.tolist()
+    below = [token for node in first for token in logits[node].topk(3).indices.tolist()]
+    assert tree.token_list == [0, *first, *below]
+    assert tree.parent_list == growth.parents().tolist()
+
+
+def test_static_draws_siblings_without_replacement() -> None:
+    """The law of each sibling is the parent's, without the elder ones, renormalised."""
+    logits, warp = table(5), Warp(1.0)
+    trees = grow(Static((3, 2), "sampled"), Markov([0, 1, 4], [logits]), warp)
+    for tree in trees:
+        assert tree.laws is not None
+        for parent, siblings in enumerate(tree.children):
+            law = warp.laws(logits[tree.token_list[parent]][None]).probs[0]
+            for child in siblings:
+                own = tree.laws.drawn_from(child)
+                assert own is not None
+                torch.testing.assert_close(own.weights, law / law.sum())
+                assert own.weight(tree.token_list[child]) > 0
+                law = law.index_fill(0, torch.tensor(tree.token_list[child]), 0.0)
+
+
+def test_static_drops_siblings_that_no_mass_is_left_for() -> None:
+    """Three children of a law on two tokens: the third does not exist, nor what hangs below it."""
+    logits = table(5)
+    trees = grow(Static((3, 1), "sampled"), Markov([0, 1], [logits]), Warp(1.0, top_k=2))
+    for tree in trees:
+        assert tree.parent_list == [-1, 0, 0, 1, 2]
+        assert tree.laws is not None
+        kept = set(logits[tree.root].topk(2).indices.tolist())
+        assert set(tree.token_list[1:3]) == kept
+        second = tree.laws.drawn_from(2)
+        assert second is not None
+        assert second.weight(tree.token_list[2]) == 1
+
+
+def test_static_pairs_are_drawn_with_the_right_frequencies() -> None:
+    """P(first a, then b) = q(a) q(b) / (1 - q(a)), over 4000 rows."""
+    law = [Fraction(1, 2), Fraction(3, 10), Fraction(1, 5)]
+    count = 4000
+    logits = torch.tensor([[float(x) for x in law]]).log()
+    trees = grow(Static((2,), "sampled"), Markov([0] * count, [logits]), Warp(1.0))
+    seen = [tuple(tree.token_list[1:]) for tree in trees]
+    statistic = 0.0
+    for a, b in itertools.permutations(range(3), 2):
+        expected = float(law[a] * law[b] / (1 - law[a])) * count
+        statistic += (seen.count((a, b)) - expected) ** 2 / expected
+    assert statistic < 25.7  # chi-square with 5 degrees of freedom: p = 1e-4
+
+
+def best_nodes(growth: Dynamic, root: int, logits: Tensor) -> list[tuple[int, ...]]:
+    """Grow by the book: beams of `width`, then the best of all that was scored."""
+    law = logits.log_softmax(-1)
+    beam: list[tuple[float, tuple[int, ...]]] = [(0.0, (root,))]
+    scored: list[tuple[float, tuple[int, ...]]] = []
+    for _ in range(growth.depth):
+        children = [
+            (value + float(law[path[-1], token]), (*path, token))
+            for value, path in beam
+            for token in law[path[-1]].topk(growth.width).indices.tolist()
+        ]
+        scored += children
+        beam = sorted(children, reverse=True)[: growth.width]
+    return sorted(path for _, path in sorted(scored, reverse=True)[: growth.nodes])
+
+
+@pytest.mark.parametrize("growth", [Dynamic(6, 3, 3), Dynamic(2, 2, 4), Dynamic(12, 4, 3)], ids=str)
+@pytest.mark.parametrize("seed", range(5))
+def test_dynamic_keeps_the_best_paths(growth: Dynamic, seed: int) -> None:
+    logits = table(8, seed)
+    (tree,) = grow(growth, Markov([3], [logits]))
+    paths = [tuple(tree.token_list[n] for n in tree.path(node)) for node in range(1, len(tree))]
+    assert sorted(paths) == best_nodes(growth, 3, logits)
+
+
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 3]),
+)
+def test_dynamic_is_closed_under_parents_in_spite_of_ties(
+    seed: int, nodes: int, width: int, depth: int, levels: int
+) -> None:
+    """`grow` checks that parents come first; ties are exact since few logits occur."""
+    growth = Dynamic(nodes, width, depth)
+    for tree in grow(growth, Markov([0, 1], [table(5, seed, levels=levels)])):
+        available = sum(width * min(width ** (d - 1), width) for d in range(1, depth + 1))
+        assert tree.drafted == min(nodes, available)
+
+
+def test_dynamic_keeps_parents_of_certain_nodes() -> None:
+    """log q = 0 exactly: a child is worth what its parent is, and the parent stays."""
+    certain = torch.full((5, 5), -200.0)
+    certain[torch.arange(5), (torch.arange(5) + 1) % 5] = 200.0
+    (tree,) = grow(Dynamic(3, 2, 4), Markov([0], [certain]))
+    assert tree.token_list == [0, 1, 2, 3]
+    assert tree.parent_list == [-1, 0, 1, 2]
+
+
+def test_dynamic_on_a_vocabulary_narrower_than_its_width() -> None:
+    (tree,) = grow(Dynamic(6, 8, 2), Markov([0], [table(3)]))
+    assert tree.drafted == 6
+    assert len(tree.children[0]) <= 3
+
+
+def test_static_on_a_vocabulary_narrower_than_its_branching() -> None:
+    with pytest.raises(UserError, match=r"branching is 4 at depth 2 .* 3 ids"):
+        grow(Static((2, 4)), Markov([0], [table(3)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("chain", {"gamma": 0}, "gamma is 0: give a whole number of 1 or more"),
+        ("chain", {"gamma": -1}, "gamma is -1"),
+        ("chain", {"gamma": "3"}, "gamma is '3'"),
+        ("chain", {"gamma": 2.0}, "gamma is 2.0"),
+        (
+            "chain",
+            {"draft": "greedy"},
+            "draft is 'greedy' with growth chain: give argmax or sampled",
+        ),
+        ("static", {"branching": ()}, "branching is empty"),
+        ("static", {"branching": (2, 0)}, "branching is 0"),
+        ("static", {"draft": "iid"}, "draft is 'iid' with growth static"),
+        ("dynamic", {"draft": "sampled"}, "draft is 'sampled' with growth dynamic: give argmax"),
+        ("dynamic", {"nodes": 0}, "nodes is 0"),
+        ("dynamic", {"width": 0}, "width is 0"),
+        ("dynamic", {"depth": 0}, "depth is 0"),
+        ("tree", {}, "growth is 'tree': give chain, static, dynamic"),
+        ("chain", {"nodes": 3}, "growth chain has no option 'nodes': give draft, gamma"),
+    ],
+)
+def test_what_cannot_be_grown_is_refused(
+    name: str, options: dict[str, int | str | tuple[int, ...]], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build_growth(name, options)
+
+
+def test_growths_are_built_by_name() -> None:
+    assert build_growth("chain", {"gamma": 2, "draft": "sampled"}) == Chain(2, "sampled")
+    assert build_growth("static", {"branching": (2, 1)}) == Static((2, 1))
+    assert build_growth("dynamic", {"nodes": 5}) == Dynamic(5, 4, 4)
