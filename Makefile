@@ -25,7 +25,8 @@ bench: setup ## the full table on what the demo trained
 test: setup ## every test; those that need a GPU are skipped without one
 	$(PY) -m pytest -m ''
 
-check: lint types fast ## lint, types and the fast tests (under 60 s)
+check: setup ## lint, types and the fast tests, side by side (under 60 s)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync types fast lint
 
 lint: setup ## ruff: rules and formatting
 	$(PY) -m ruff check .
