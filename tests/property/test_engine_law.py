@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from drafters.base import Drafter
 from drafters.growth import Chain, Dynamic, Growth, Static
 from drafters.registry import build_drafter
 from drafters.sampling import Warp
@@ -14,41 +15,43 @@ from inference.stop import Stop
 from tests.exact import WalkingCoin, exact_law
 from tests.tiny import tiny_target
 
-VOCABULARY, NEW = 5, 3
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32}
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "initializer_range": 0.2}
+
+
+def small(vocabulary: int, seed: int = 1, layers: int = 2) -> Target:
+    return tiny_target(seed=seed, vocab_size=vocabulary, num_hidden_layers=layers, **SIZES)
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target(seed=1, num_hidden_layers=2, initializer_range=0.2, **SIZES)
+    return small(5)
 
 
-def plain_law(target: Target, prompt: list[int], warp: Warp) -> dict[tuple[int, ...], float]:
+def plain_law(
+    target: Target, prompt: list[int], warp: Warp, new: int
+) -> dict[tuple[int, ...], float]:
     """Sum the chain rule over the model's own forward, without cache or engine."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(NEW):
+    for _ in range(new):
         longer = {}
         for tokens, probability in law.items():
             with torch.no_grad():
                 ids = torch.tensor([[*prompt, *tokens]])
                 logits = target.model(input_ids=ids).logits[0, -1:]
             probs = warp.laws(logits).probs[0].double()
-            for token in range(VOCABULARY):
+            for token in range(target.shape.vocab_size):
                 longer[*tokens, token] = probability * float(probs[token])
         law = longer
     return {k: v for k, v in law.items() if v > 0}
 
 
 def engine_law(
-    target: Target, name: str, growth: Growth, prompt: list[int], warp: Warp
+    target: Target, drafter: Drafter, growth: Growth, prompt: list[int], warp: Warp, new: int
 ) -> dict[tuple[int, ...], float]:
-    torch.manual_seed(3)
-    drafter = drafter_of(name, target)
-
     def procedure(coin: WalkingCoin) -> tuple[int, ...]:
         decoder = Decoder(target, drafter, growth, rows=1, capacity=16, warp=warp, stop=Stop())
         random = SimpleNamespace(draft=coin, verify=coin)
-        decoder.admit({0: Request(prompt, NEW, random)})
+        decoder.admit({0: Request(prompt, new, random)})
         while decoder.running:
             decoder.round()
         row = decoder.rows[0]
@@ -58,41 +61,58 @@ def engine_law(
     return exact_law(procedure)
 
 
-OPTIONS: dict[str, dict[str, object]] = {
-    "eagle": {"draft_vocab_size": 4, "taps": [0, 1]},
-    "medusa": {"draft_vocab_size": 4, "heads": 3},
-}
+def drafter_of(name: str, target: Target, kept: int) -> Drafter:
+    """Make an untrained drafter whose head keeps fewer ids than the target has."""
+    torch.manual_seed(3)
+    options: dict[str, object] = {
+        "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
+        "medusa": {"draft_vocab_size": kept, "heads": 3},
+        "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
+    }.get(name, {})
+    drafter = build_drafter(name, options, target.shape)
+    return drafter.eval() if isinstance(drafter, torch.nn.Module) else drafter
 
 
-def drafter_of(name: str, target: Target):
-    drafter = build_drafter(name, OPTIONS.get(name, {}), target.shape)
-    if isinstance(drafter, torch.nn.Module):
-        drafter.eval()
-    return drafter
-
-
-GROWTHS: dict[str, list[Growth]] = {
-    "none": [Chain(1)],
-    "ngram": [Chain(2)],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "growth"), [(name, growth) for name, all_ in GROWTHS.items() for growth in all_]
-)
-def test_engine_emits_the_target_law(target: Target, name: str, growth: Growth) -> None:
-    warp, prompt = Warp(temperature=1.0), [1, 2, 3, 1, 2]
-    expected = plain_law(target, prompt, warp)
-    law = engine_law(target, name, growth, prompt, warp)
+def check(target: Target, drafter: Drafter, growth: Growth, warp: Warp, new: int) -> None:
+    """Compare the engine's law of `new` tokens with the chain rule's."""
+    prompt = [1, 2, 0, 1, 2]
+    expected = plain_law(target, prompt, warp, new)
+    law = engine_law(target, drafter, growth, prompt, warp, new)
     assert law.keys() == expected.keys()
-    for tokens, probability in expected.items():
-        assert law[tokens] == pytest.approx(probability, abs=1e-5)
+    assert max(abs(law[tokens] - value) for tokens, value in expected.items()) < 1e-5
 
 
-def test_truncated_laws(target: Target) -> None:
-    """Top-k, top-p and min-p under speculation."""
-    for warp in (Warp(1.0, top_k=3), Warp(0.7, top_p=0.8), Warp(1.5, min_p=0.2)):
-        expected = plain_law(target, [4, 0, 4], warp)
-        law = engine_law(target, "ngram", Chain(2), [4, 0, 4], warp)
-        assert law.keys() == expected.keys()
-        assert max(abs(law[k] - v) for k, v in expected.items()) < 1e-5
+FIXED = [
+    ("none", Chain(1)),
+    ("ngram", Chain(2)),
+    ("medusa", Chain(2)),
+    ("medusa", Static((2, 1))),
+    ("eagle", Chain(2)),
+    ("eagle", Dynamic(3, 2, 2)),
+    ("draft_model", Dynamic(4, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "growth"), FIXED)
+def test_fixed_drafts_emit_the_target_law(target: Target, name: str, growth: Growth) -> None:
+    check(target, drafter_of(name, target, kept=4), growth, Warp(1.0), new=3)
+
+
+@pytest.mark.parametrize("warp", [Warp(1.0, top_k=3), Warp(0.7, top_p=0.8), Warp(1.5, min_p=0.2)])
+def test_truncated_laws(target: Target, warp: Warp) -> None:
+    check(target, drafter_of("ngram", target, kept=4), Chain(2), warp, new=3)
+
+
+def test_a_drawn_chain_emits_the_target_law() -> None:
+    """What is drawn multiplies the outcomes, so these walk smaller vocabularies."""
+    target = small(3)
+    check(target, drafter_of("eagle", target, kept=2), Chain(1, "sampled"), Warp(1.0), new=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["medusa", "eagle", "draft_model"])
+@pytest.mark.parametrize("growth", [Chain(2, "sampled"), Static((2,), "sampled")], ids=str)
+def test_drawn_drafts_emit_the_target_law(name: str, growth: Growth) -> None:
+    target = small(3)
+    drafter = drafter_of(name, target, kept=2)
+    check(target, drafter, growth, Warp(1.0), new=1 + 1 + growth.depth)

@@ -1,0 +1,269 @@
+"""The contract that every drafter family keeps, parametrised over the registry.
+
+A new family needs an entry in OPTIONS only if its defaults do not fit a tiny target.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from drafters.base import Batch, Drafter, NeuralDrafter
+from drafters.checkpoint import load_drafter, save_drafter
+from drafters.errors import UserError
+from drafters.growth import Chain, Dynamic, Growth, Static
+from drafters.registry import build_drafter, methods
+from drafters.sampling import RowRandom, Warp
+from drafters.target import Target
+from drafters.tree import TokenTree
+from inference import generate
+from inference.engine import Decoder, Request
+from inference.stop import Stop
+from tests.tiny import prompts_of, tiny_model, tiny_target
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "eagle": {"draft_vocab_size": 64, "taps": [0, 1, 2]},
+    "medusa": {"draft_vocab_size": 64},
+}
+SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
+PROMPTS = prompts_of(20, 5, 13, 1)
+GROWTHS: list[Growth] = [Chain(3), Static((2, 1, 2)), Dynamic(6, 3, 3)]
+SAMPLED: list[Growth] = [Chain(3, "sampled"), Static((3, 2), "sampled"), Dynamic(6, 3, 3)]
+NAMES = sorted(methods())
+NEURAL = [name for name in NAMES if issubclass(methods()[name], NeuralDrafter)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target(**SIZES)
+
+
+@pytest.fixture(scope="module")
+def truth(target: Target) -> list[list[int]]:
+    plain = build_drafter("none", {}, target.shape)
+    return [out.ids for out in generate(target, plain, PROMPTS, max_new_tokens=16)]
+
+
+def make(name: str, target: Target) -> Drafter:
+    torch.manual_seed(5)
+    options = dict(OPTIONS.get(name, {}))
+    if name == "draft_model":
+        options["model"] = Target(tiny_model(seed=9, num_hidden_layers=2), name="small")
+    drafter = build_drafter(name, options, target.shape)
+    if isinstance(drafter, NeuralDrafter):
+        drafter.init_from(target)
+        for parameter in drafter.parameters():  # away from special starting points
+            parameter.data += 0.05 * torch.randn_like(parameter)
+        drafter.eval()
+    return drafter
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def drafter(request: pytest.FixtureRequest, target: Target) -> Drafter:
+    return make(request.param, target)
+
+
+@pytest.fixture(scope="module", params=NEURAL)
+def neural(request: pytest.FixtureRequest, target: Target) -> NeuralDrafter:
+    drafter = make(request.param, target)
+    assert isinstance(drafter, NeuralDrafter)
+    return drafter
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+def test_greedy_output_is_the_targets_own(
+    drafter: Drafter, growth: Growth, target: Target, truth: list[list[int]]
+) -> None:
+    outputs = generate(target, drafter, PROMPTS, growth=growth, max_new_tokens=16, rows=3)
+    assert [out.ids for out in outputs] == truth
+
+
+@pytest.mark.parametrize("growth", SAMPLED, ids=str)
+def test_a_row_is_what_it_is_alone(drafter: Drafter, growth: Growth, target: Target) -> None:
+    """Sampled rows of unequal length, more than fit at once, under every growth."""
+    sampling = {"growth": growth, "max_new_tokens": 8, "temperature": 0.8, "top_p": 0.95}
+    together = generate(target, drafter, PROMPTS, rows=3, seed=7, **sampling)
+    for number, out in enumerate(together):
+        # prompt `number` draws from streams of its own number, so it is decoded in its place
+        alone = generate(target, drafter, PROMPTS[: number + 1], rows=1, seed=7, **sampling)
+        assert alone[number].ids == out.ids
+        assert alone[number].accepted == out.accepted
+
+
+def rounds_of(
+    target: Target, drafter: Drafter, growth: Growth, prompt: list[int], count: int
+) -> Iterator[tuple[list[int], TokenTree]]:
+    """Decode greedily; yield the text before each round and the tree proposed in it."""
+    decoder = Decoder(
+        target, drafter, growth, rows=1, capacity=len(prompt) + count, warp=Warp(), stop=Stop()
+    )
+    decoder.admit({0: Request(prompt, count, RowRandom(0))})
+    row = decoder.rows[0]
+    assert row is not None
+    while decoder.running:
+        before = list(row.ids)
+        commit = decoder.round()[0]
+        assert commit is not None
+        assert commit.tree is not None
+        yield before, commit.tree
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+def test_proposals_depend_on_the_text_alone(
+    drafter: Drafter, growth: Growth, target: Target
+) -> None:
+    """After any accepted length a session proposes what a fresh one proposes for the same text."""
+    for before, tree in rounds_of(target, drafter, growth, PROMPTS[0], 12):
+        tree.check()
+        assert tree.root == before[-1]
+        assert tree.drafted <= growth.nodes
+        # the fresh session prefills all but the root, so the root must be the greedy next token
+        _, fresh = next(rounds_of(target, drafter, growth, before[:-1], 17))
+        depth = int(tree.depth.max())  # the last rounds are cut to what may still be emitted
+        assert fresh.limit(depth).token_list == tree.token_list
+        assert fresh.limit(depth).parent_list == tree.parent_list
+
+
+def batch_of(target: Target, drafter: NeuralDrafter, ids: Tensor) -> Batch:
+    document = torch.zeros_like(ids)
+    position = torch.arange(ids.shape[1]).expand_as(ids)
+    taps, last = target.forward_batch(ids, document, position, drafter.features)
+    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), document, position, taps, last)
+
+
+def logits_by_place(
+    drafter: NeuralDrafter, target: Target, batch: Batch
+) -> dict[tuple[int, int], Tensor]:
+    """Return {(depth, position): logits} of one sequence."""
+    found = {}
+    with torch.no_grad():
+        for prediction in drafter.predict(batch, target):
+            logits = prediction.logits(slice(0, len(prediction.positions)))
+            for place, row in zip(prediction.positions.tolist(), logits, strict=True):
+                found[prediction.depth, place] = row
+    return found
+
+
+def test_a_prediction_sees_nothing_later(neural: NeuralDrafter, target: Target) -> None:
+    """Changing tokens after t changes no prediction of the law after token t or earlier."""
+    ids = torch.tensor([prompts_of(16, seed=4)[0]])
+    changed = ids.clone()
+    cut = 9
+    changed[0, cut + 1 :] = (changed[0, cut + 1 :] + 1) % 128
+    before, after = (
+        logits_by_place(neural, target, batch_of(target, neural, x)) for x in (ids, changed)
+    )
+    early = [key for key in before if key[1] <= cut]
+    late = [key for key in before if key[1] > cut]
+    assert early
+    for key in early:
+        assert torch.allclose(before[key], after[key], atol=1e-4), key
+    assert any(not torch.allclose(before[key], after[key], atol=1e-2) for key in late)
+
+
+def test_training_predicts_what_decoding_proposes(neural: NeuralDrafter, target: Target) -> None:
+    """Depth by depth, on the target's own text: the argmax chain of decoding equals training's.
+
+    So agreement measured in training is acceptance measured in decoding.
+    """
+    gamma = 3
+    compared = 0
+    for before, tree in rounds_of(target, neural, Chain(gamma), PROMPTS[0], 16):
+        guesses = tree.token_list[1:]
+        ids = torch.tensor([[*before, *guesses, 0]])
+        places = logits_by_place(neural, target, batch_of(target, neural, ids))
+        for depth, guess in enumerate(guesses, start=1):
+            # depth 1 follows the root, the text's last token at position len - 1
+            logits = places[depth, len(before) - 2 + depth]
+            best = int(logits.argmax())
+            assert guess == (best if neural.ids is None else int(neural.ids[best]))
+            compared += 1
+    assert compared > gamma
+
+
+def test_save_load_and_propose_the_same(
+    neural: NeuralDrafter, target: Target, tmp_path: Path
+) -> None:
+    save_drafter(neural, tmp_path / "d", target)
+    loaded = load_drafter(tmp_path / "d", target)
+    assert isinstance(loaded, NeuralDrafter)
+    assert loaded.options() == neural.options()
+    for growth in GROWTHS:
+        first, again = (
+            [tree.token_list for _, tree in rounds_of(target, x, growth, PROMPTS[2], 8)]
+            for x in (neural, loaded)
+        )
+        assert first == again
+
+
+def test_a_file_holds_only_what_is_trained(
+    neural: NeuralDrafter, target: Target, tmp_path: Path
+) -> None:
+    """No tensor of the target's: every tensor is a trained parameter, or the draft vocabulary."""
+    folder = save_drafter(neural, tmp_path / "d", target)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    trained = {name for name, p in neural.named_parameters() if p.requires_grad}
+    ids = {name for name, b in neural.named_buffers() if b.dtype == torch.int64}
+    assert names == trained | ids
+    loss = sum(
+        p.logits(slice(0, len(p.positions))).logsumexp(-1).sum()
+        for p in neural.train().predict(
+            batch_of(target, neural, torch.tensor([prompts_of(16)[0]])), target
+        )
+    )
+    neural.zero_grad()
+    loss.backward()
+    neural.eval()
+    for name, parameter in neural.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_another_target_is_refused(neural: NeuralDrafter, target: Target, tmp_path: Path) -> None:
+    folder = save_drafter(neural, tmp_path / "d", target)
+    other = tiny_target(seed=1, **SIZES)
+    with pytest.raises(UserError, match="its weights is"):
+        load_drafter(folder, other)
+    with pytest.raises(UserError, match="its vocab_size is 128, tiny-llama has 96"):
+        load_drafter(folder, tiny_target(**{**SIZES, "vocab_size": 96}))
+    with pytest.raises(UserError, match="its hidden_size is 32, tiny-llama has 64"):
+        load_drafter(folder, tiny_target(**{**SIZES, "hidden_size": 64}))
+
+
+def test_missing_and_unused_tensors_are_named(
+    neural: NeuralDrafter, target: Target, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = save_drafter(neural, tmp_path / "d", target)
+    tensors = load_file(folder / "model.safetensors")
+    name = sorted(tensors)[0]
+    moved = {("other" if k == name else k): v for k, v in tensors.items()}
+    save_file(moved, folder / "model.safetensors")
+    with pytest.raises(UserError, match=rf"missing tensors \['{name}'\], unused .*'other'"):
+        load_drafter(folder, target)
+
+
+def test_unknown_options_are_refused(target: Target) -> None:
+    for name in NAMES:
+        with pytest.raises(UserError, match=r"gama|no options|one option"):
+            build_drafter(name, {"gama": 1}, target.shape)
+
+
+def test_the_target_as_its_own_drafter_is_always_right(target: Target) -> None:
+    """D-SELF: everything is accepted, so tau is gamma + 1."""
+    drafter = build_drafter("draft_model", {"model": target}, target.shape)
+    for growth, tau in ((Chain(3), 4), (Static((2, 2)), 3)):
+        outputs = generate(target, drafter, PROMPTS, growth=growth, max_new_tokens=1 + 6 * tau)
+        assert [out.tau for out in outputs] == [tau] * len(PROMPTS)
+    sampled = Chain(3, "sampled")
+    outputs = generate(target, drafter, PROMPTS, growth=sampled, max_new_tokens=25, temperature=0.9)
+    assert [out.tau for out in outputs] == [4] * len(PROMPTS)
+
+
+def test_drafters_are_not_targets(target: Target) -> None:
+    assert not isinstance(target, nn.Module)
