@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from drafters.base import Batch, Prediction
 from drafters.errors import UserError
+from drafters.rowwise import Goal, Rows, cross_entropy_rows, formula_rows
 from drafters.teacher import Summary, Teacher, TeacherLaws, chunks, summarise, taught
 
 _TINY_ALPHA = 1e-5  # LK losses take the log of alpha; source: Samarin et al. 2026, section 3
-_LIVE_COPIES = 4  # tensors of the size of the logits that autograd holds for one prediction
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -32,11 +32,6 @@ def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Return KL(q || p) in nats [m]; laws [m, K]."""
     return (log_q.exp() * (log_q - log_p)).sum(-1)
-
-
-def soft_ce(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return the cross entropy of q under p in nats [m]: kl without p's own entropy."""
-    return -(log_p.exp() * log_q).sum(-1)
 
 
 def ce(log_q: Tensor, label: Tensor) -> Tensor:
@@ -79,7 +74,8 @@ def lk_hybrid(log_p: Tensor, log_q: Tensor, log_kept: Tensor, eta: float) -> Ten
     return lam * kl(log_kept, log_q) + (1 - lam) * (1 - alpha)
 
 
-KINDS = ("kl", "soft_ce", "reverse_kl", "tv", "lk", "lk_hybrid", "ce")
+_CROSS = ("kl", "ce")  # cross entropies under a law that does not depend on q
+KINDS = ("kl", "reverse_kl", "tv", "lk", "lk_hybrid", "ce")
 VOCABULARY_LOSSES = ("renormalise", "mask", "full")
 
 
@@ -88,7 +84,7 @@ class LossSettings:
     """What a drafter is trained on.
 
     Args:
-        kind: kl, soft_ce, reverse_kl, tv, lk, lk_hybrid against the target's law, or ce against
+        kind: kl, reverse_kl, tv, lk, lk_hybrid against the target's law, or ce against
             the token of the text.
         hard: share of a cross entropy against the target's most likely token, 0 to 1.
         temperature: of the target's law; the drafter's law is always that of its plain logits.
@@ -108,7 +104,7 @@ class LossSettings:
     eta: float = 3.0
     decay: float = 0.8
     vocabulary_loss: str = "renormalise"
-    chunk: int = 256
+    chunk: int = 512
     keep_logits_mb: int = 1024
 
     def __post_init__(self) -> None:
@@ -195,7 +191,7 @@ def _fits(predictions: Sequence[Prediction], teacher: Teacher, settings: LossSet
     """Tell whether the logits of all predictions may be kept for the backward pass."""
     width = teacher.target.shape.vocab_size if teacher.ids is None else len(teacher.ids)
     values = sum(len(p.positions) for p in predictions) * width
-    return values * 4 * _LIVE_COPIES <= settings.keep_logits_mb * 2**20
+    return values * 4 <= settings.keep_logits_mb * 2**20
 
 
 def _depth_sums(
@@ -217,22 +213,18 @@ def _depth_sums(
     here = chunk[row] == span
     if not bool(here.all()):
         row, logits = row[here], logits[here]
-    log_q = logits.log_softmax(-1)
     if len(row) != len(chunk):
         laws = TeacherLaws(*(x[row] for x in laws))
     weight = settings.decay ** (prediction.depth - 1) * _weights(laws, settings)
-    loss = (weight * _position_loss(laws, log_q, settings)).sum()
-    with torch.no_grad():
-        guess = teacher.token(logits.argmax(-1))
-        agreement = (guess == laws.best).float().sum()
-        alpha = overlap(laws.plain, log_q).sum()
-        count = torch.full_like(loss, len(row))
-    return torch.stack((loss, weight.sum(), alpha, agreement, count))
+    rows = _rows(logits, laws, weight, settings)
+    agreement = (teacher.token(rows.guess) == laws.best).float().sum()
+    count = torch.full_like(agreement, len(row))
+    return torch.stack((rows.loss.sum(), weight.sum(), rows.alpha.sum(), agreement, count))
 
 
 def _weights(laws: TeacherLaws, settings: LossSettings) -> Tensor:
     """Return each position's weight [m] before the depth's."""
-    weight = torch.ones_like(laws.best, dtype=torch.float32)
+    weight = torch.ones_like(laws.mass)
     if settings.kind == "ce":
         weight = weight * (laws.label_index >= 0)
     if settings.vocabulary_loss == "mask":
@@ -240,27 +232,45 @@ def _weights(laws: TeacherLaws, settings: LossSettings) -> Tensor:
     return weight
 
 
-def _position_loss(laws: TeacherLaws, log_q: Tensor, settings: LossSettings) -> Tensor:
-    """Return the loss of every position [m]."""
-    loss = torch.zeros_like(log_q[:, 0])
-    if settings.hard < 1:
-        loss = (1 - settings.hard) * _soft_loss(laws, log_q, settings)
-    if settings.hard > 0:
-        inside = laws.best_index >= 0
-        loss = loss + settings.hard * inside * ce(log_q, laws.best_index.clamp_min(0))
-    return loss
+def _rows(logits: Tensor, laws: TeacherLaws, weight: Tensor, settings: LossSettings) -> Rows:
+    """Return weighted loss, alpha and guess of every position."""
+    best = laws.best_index.clamp_min(0)
+    soft = (1 - settings.hard) * weight
+    hard = settings.hard * weight * (laws.best_index >= 0)
+    if settings.kind in _CROSS:
+        goal, constant = _goal(laws, soft, settings)
+        if settings.hard > 0:
+            goal = goal._replace(mass=goal.mass + hard, single=[*goal.single, (best, hard)])
+        rows = cross_entropy_rows(logits, goal, laws.plain)
+        return rows._replace(loss=rows.loss + constant)
+
+    def formula(z: Tensor, block: slice) -> Tensor:
+        log_q = z.log_softmax(-1)
+        loss = _by_formula(TeacherLaws(*(x[block] for x in laws)), log_q, settings)
+        return soft[block] * loss + hard[block] * ce(log_q, best[block])
+
+    return formula_rows(logits, formula, laws.plain)
 
 
-def _soft_loss(laws: TeacherLaws, log_q: Tensor, settings: LossSettings) -> Tensor:
-    """Return the loss of its kind [m]."""
-    kind = settings.kind
-    if kind == "ce":
-        return ce(log_q, laws.label_index.clamp_min(0))
-    if kind == "tv":
-        return tv(laws.served, log_q)
-    if kind == "lk":
-        return lk(laws.served, log_q)
-    if kind == "lk_hybrid":
-        return lk_hybrid(laws.served, log_q, laws.kept, settings.eta)
-    loss = {"kl": kl, "soft_ce": soft_ce, "reverse_kl": reverse_kl}[kind](laws.kept, log_q)
+def _goal(laws: TeacherLaws, weight: Tensor, settings: LossSettings) -> tuple[Goal, Tensor]:
+    """Return what kl or ce is the cross entropy under, and what kl subtracts of it [m]."""
+    none = torch.zeros_like(weight)
+    if settings.kind == "ce":
+        label = laws.label_index.clamp_min(0), weight
+        return Goal(laws.served, none, weight, [label]), none
+    share = weight if settings.vocabulary_loss == "full" else weight / laws.mass
+    goal = Goal(laws.served, share, share * laws.mass, [])
+    return goal, share * (laws.entropy - laws.mass * laws.mass.log())
+
+
+def _by_formula(laws: TeacherLaws, log_q: Tensor, settings: LossSettings) -> Tensor:
+    """Return the soft loss of a block [b]."""
+    if settings.kind == "tv":
+        return tv(laws.log_served, log_q)
+    if settings.kind == "lk":
+        return lk(laws.log_served, log_q)
+    kept = laws.log_served - laws.mass.log()[:, None]
+    if settings.kind == "lk_hybrid":
+        return lk_hybrid(laws.log_served, log_q, kept, settings.eta)
+    loss = reverse_kl(kept, log_q)
     return laws.mass * loss if settings.vocabulary_loss == "full" else loss

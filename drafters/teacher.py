@@ -16,6 +16,8 @@ from drafters.alignment import supervised
 from drafters.base import Batch
 from drafters.target import Target
 
+_LEAST = torch.finfo(torch.float32).min  # p log p of p = 0 is 0, not 0 * -inf
+
 
 class Summary(NamedTuple):
     """The target's full-vocabulary laws at the positions of a batch, as far as they are reused.
@@ -30,15 +32,23 @@ class Summary(NamedTuple):
 
 
 class TeacherLaws(NamedTuple):
-    """Target's laws at m positions on the drafter's ids, and what is right there."""
+    """The target's laws at m positions on the drafter's ids, and what is right there.
 
-    plain: Tensor  # [m, K] log p at temperature 1, not renormalised
-    served: Tensor  # [m, K] log p at the loss's temperature, not renormalised
-    kept: Tensor  # [m, K] the served law renormalised on the K ids
-    mass: Tensor  # [m] of the served law on the K ids
-    best: Tensor  # [m] most likely token
-    best_index: Tensor  # [m] its index among the drafter's ids, -1 outside
-    label_index: Tensor  # [m] the next token's index, -1 outside
+    log_served, served: [m, K] at the loss's temperature, not renormalised.
+    plain: [m, K] at temperature 1, not renormalised; the same tensor if that is the temperature.
+    mass: [m] of the served law on the K ids; entropy: [m] sum of p log p over them.
+    best: [m] most likely token of all; best_index, label_index: [m] places of it and of the next
+    token among the K ids, -1 outside.
+    """
+
+    log_served: Tensor
+    served: Tensor
+    plain: Tensor
+    mass: Tensor
+    entropy: Tensor
+    best: Tensor
+    best_index: Tensor
+    label_index: Tensor
 
 
 def taught(batch: Batch) -> Tensor:
@@ -101,15 +111,23 @@ class Teacher:
         last = batch.last.flatten(0, 1)[positions].to(self.target.dtype)
         with torch.autocast(last.device.type, enabled=False):
             logits = self.target.head(last, self.ids).float()
-        plain = logits - summary.normaliser[positions][:, None]
-        served = plain
+        log_served = logits / self.temperature - summary.tempered[positions][:, None]
+        served = log_served.exp()
+        plain = served
         if self.temperature != 1:
-            served = logits / self.temperature - summary.tempered[positions][:, None]
+            plain = (logits - summary.normaliser[positions][:, None]).exp()
         best = summary.best[positions]
         label = batch.ids.flatten()[positions + 1]
-        log_mass = served.logsumexp(-1, keepdim=True)
-        kept, mass = served - log_mass, log_mass[:, 0].exp()
-        return TeacherLaws(plain, served, kept, mass, best, self.index(best), self.index(label))
+        return TeacherLaws(
+            log_served,
+            served,
+            plain,
+            served.sum(-1).clamp_min(torch.finfo(served.dtype).tiny),
+            torch.linalg.vecdot(served, log_served.clamp_min(_LEAST)),
+            best,
+            self.index(best),
+            self.index(label),
+        )
 
 
 def chunks(positions: Tensor, size: int) -> Iterator[Tensor]:
