@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from drafters.base import Drafter, NeuralDrafter
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
-from drafters.registry import build_drafter, method
+from drafters.registry import build_drafter, causal_lm_family, method
 from drafters.shape import TargetShape
 from drafters.target import Target
 
@@ -93,7 +93,7 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
         return _without_weights(str(spec), target)
     config = _read_config(folder)
     if "drafter" not in config:
-        return method("draft_model").load(folder, target)  # a plain causal LM
+        return causal_lm_family().load(folder, target)
     shape = TargetShape(**config["shape"])
     if target is not None:
         _check_target(folder, Fingerprint(**config["target"]), target)

@@ -10,6 +10,7 @@ from drafters.errors import UserError
 from drafters.shape import TargetShape
 
 _METHODS: dict[str, Any] = {}
+_CAUSAL_LMS: list[Any] = []
 
 
 class Family(Protocol):
@@ -30,6 +31,18 @@ def register(method: Method) -> Method:
     """Register a drafter class under its `name`."""
     _METHODS[method.name] = method
     return method
+
+
+def reads_causal_lms(family: Method) -> Method:
+    """Name the family that serves a plain causal LM's folder through `load(folder, target)`."""
+    _CAUSAL_LMS.append(family)
+    return family
+
+
+def causal_lm_family() -> type[Any]:
+    """Return the family that drafts with plain causal LMs."""
+    methods()
+    return _CAUSAL_LMS[0]
 
 
 def methods() -> dict[str, type[Any]]:

@@ -16,13 +16,14 @@ from drafters.cache import Placement
 from drafters.errors import UserError
 from drafters.frontier import Frontier, FrontierCells
 from drafters.growth import Growth
-from drafters.registry import register
+from drafters.registry import reads_causal_lms, register
 from drafters.session import CachedSession, Final
 from drafters.shape import TargetShape
 from drafters.target import Target
 
 
 @register
+@reads_causal_lms
 class DraftModel:
     """A causal LM that drafts.
 
