@@ -169,5 +169,17 @@ def split(examples: Sequence[Example], held_out: float) -> tuple[list[Example], 
     return training, measured
 
 
+def first_tokens(examples: Sequence[Example], limit: int | None) -> list[Example]:
+    """Return the first examples that hold at most `limit` tokens together, at least one."""
+    chosen: list[Example] = []
+    held = 0
+    for example in examples:
+        held += len(example)
+        if limit is not None and chosen and held > limit:
+            break
+        chosen.append(example)
+    return chosen
+
+
 def _bucket(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")

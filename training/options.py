@@ -24,6 +24,7 @@ class DataSettings:
         path: chats as Parquet or JSONL, or a folder of such files.
         max_length: tokens of a chat; what is beyond is cut off.
         held_out: share of chats, by a hash of their ids, that is only measured on.
+        tokens: learn from the first chats up to so many tokens; null: from all.
         drop_cut: leave out chats whose last answer was ended by a length limit.
         unstable: error or drop, for chats that the template does not render turn by turn.
         template_options: passed to the chat template, for chats without ids.
@@ -33,6 +34,7 @@ class DataSettings:
     path: str = MISSING
     max_length: int = 1024
     held_out: float = 0.05
+    tokens: int | None = None
     drop_cut: bool = False
     unstable: str = "error"
     template_options: dict[str, Any] = field(default_factory=dict)
@@ -42,6 +44,8 @@ class DataSettings:
         """Check the ranges."""
         _at_least(2, "data.max_length", self.max_length)
         _at_least(1, "data.batch_tokens", self.batch_tokens)
+        if self.tokens is not None:
+            _at_least(1, "data.tokens", self.tokens)
         if not 0 < self.held_out < 1:
             raise UserError(f"data.held_out is {self.held_out}: give a share between 0 and 1")
         _one_of("data.unstable", self.unstable, ("error", "drop"))

@@ -24,7 +24,7 @@ from drafters.target import Target
 from drafters.vocab import DraftVocabulary, choose, coverage
 from training import acceptance, tracking
 from training.batches import compose
-from training.examples import Example, make_examples, split
+from training.examples import Example, first_tokens, make_examples, split
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
 from training.objective import Objective
 from training.options import TrainSettings
@@ -75,6 +75,7 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     drafter.start(target, growth, rows=1, capacity=2)  # refuses a growth it cannot serve
     examples, report = make_examples(records, target, settings.data)
     training, measured = split(examples, settings.data.held_out)
+    training = first_tokens(training, settings.data.tokens)
     notes = [str(report), f"{len(training)} chats to learn from, {len(measured)} held out"]
     notes += _choose_vocabulary(drafter, target, training, measured)
     drafter.init_from(target)
@@ -148,12 +149,7 @@ def _lessons(
     settings: TrainSettings,
 ) -> tuple[Lessons, Lessons]:
     """Compose the batches of both sides and decide whether their features are kept."""
-    limit, shown = settings.evaluate.tokens, []
-    for example in measured:
-        if shown and sum(map(len, shown)) + len(example) > limit:
-            break
-        shown.append(example)
-    sides = [list(training), shown]
+    sides = [list(training), first_tokens(measured, settings.evaluate.tokens)]
     lengths = [[len(example) for example in side] for side in sides]
     batch_tokens, seed = settings.data.batch_tokens, settings.seed
     groups = [compose(side, batch_tokens, seed) for side in lengths]

@@ -32,7 +32,6 @@ class Progress:
         place: batches of it that are done, over all processes.
         elapsed: seconds of the training loop.
         skipped: steps without a finite gradient or without anything to learn.
-        evaluations, saves: done so far.
         best_tau: of the published best drafter; below 0 before the first evaluation.
     """
 
@@ -41,8 +40,6 @@ class Progress:
     place: int = 0
     elapsed: float = 0.0
     skipped: int = 0
-    evaluations: int = 0
-    saves: int = 0
     best_tau: float = -1.0
 
 

@@ -91,7 +91,7 @@ def _wandb_mode() -> str:
 
     if mode := os.environ.get("WANDB_MODE"):
         return mode
-    return "online" if wandb.api.api_key else "offline"
+    return "online" if wandb.login(prompt=False) else "offline"
 
 
 def _flat(values: Mapping[str, object], above: str = "") -> dict[str, str | int | float | bool]:

@@ -87,6 +87,7 @@ class Trainer:
         self.stop = StopSignals()
         self._before = self.progress.elapsed
         self._started = time.monotonic()
+        self._passed = self._milestones(self.share)
 
     @property
     def share(self) -> float:
@@ -245,18 +246,22 @@ class Trainer:
 
     def _at_milestones(self, share: float) -> None:
         """Evaluate and save where the run passes the next of the evenly spread milestones."""
-        settings, progress = self.settings, self.progress
-        due = int(share * settings.evaluate.times + 1e-9)
-        evaluated = due > progress.evaluations
-        if evaluated:
-            progress.evaluations = due
+        evaluations, saves = self._milestones(share)
+        evaluate, save = evaluations > self._passed[0], saves > self._passed[1]
+        self._passed = evaluations, saves
+        if evaluate:
             metrics = self.evaluate()
-            self.accelerator.log(metrics, step=progress.step)
-            self.run.say(line(progress.step, share, metrics))
-        due = int(share * settings.save_times + 1e-9)
-        if due > progress.saves or evaluated:
-            progress.saves = due
+            self.accelerator.log(metrics, step=self.progress.step)
+            self.run.say(line(self.progress.step, share, metrics))
+        if evaluate or save:
             self.save()
+
+    def _milestones(self, share: float) -> tuple[int, int]:
+        """Return how many evaluations and saves are due by a share of the run."""
+        times = self.settings.evaluate.times, self.settings.save_times
+        # a share such as 3/10 times 10 falls short of 3 in floating point
+        evaluations, saves = (math.floor(share * count + 1e-9) for count in times)
+        return evaluations, saves
 
     def _acceptance(self) -> dict[str, float]:
         """Return tau and alpha by depth of the real engine."""
