@@ -33,8 +33,8 @@ def after(target: Target, text: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rows", [[0], [1], [0, 2], [0, 1, 2], [1, 2]])
-@pytest.mark.parametrize("sizes", [[1, 1, 1], [1, 3, 2], [2, 4, 4], [3, 1]])
+@pytest.mark.parametrize("rows", [[1], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("sizes", [[1, 1, 1], [1, 3, 2], [2, 4, 4]])
 def test_a_node_reads_its_path(family: str, rows: list[int], sizes: list[int]) -> None:
     target = target_of(family)
     prompts = prompts_of(9, 4, 12)
