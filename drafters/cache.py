@@ -211,14 +211,15 @@ class KVCache:
             paths: per row the new tokens' indices, ascending; None leaves a row as it is.
         """
         source, target = [], []
+        lengths = self.lengths.tolist()
         for row, path in enumerate(paths):
             if path is None:
                 continue
-            start = row * self.capacity + int(self.lengths[row])
+            start = row * self.capacity + lengths[row]
             moved = [(node, column) for column, node in enumerate(path) if node != column]
             source += [start + node for node, _ in moved]
             target += [start + column for _, column in moved]
-            self.lengths[row] += len(path)
+        self.advance([0 if path is None else len(path) for path in paths])
         if source:
             index = torch.tensor(source, device=self.store.device)
             place = torch.tensor(target, device=self.store.device)
@@ -246,15 +247,10 @@ def _placement(
     count = rows.stop - rows.start
     lengths = cache.lengths[rows]
     taken = blocks[rows]
+    real = torch.tensor(counts[rows])[:, None] > torch.arange(width)
+    column = torch.tensor([0 if block is None else block.column for block in taken])
     offset = torch.zeros(count, width, dtype=torch.int64)
-    column = torch.zeros(count, dtype=torch.int64)
-    real = torch.zeros(count, width, dtype=torch.bool)
-    for index, block in enumerate(taken):
-        if block is not None:
-            n = len(block.offset)
-            offset[index, :n] = block.offset
-            column[index] = block.column
-            real[index, :n] = True
+    offset[real] = torch.cat([block.offset for block in taken if block is not None])
     position = lengths[:, None] + offset
     columns = (lengths + column)[:, None] + torch.arange(width)
     first_cell = torch.arange(rows.start, rows.stop)[:, None] * cache.capacity
@@ -289,6 +285,13 @@ def _visibility(
     if width == 1 and whole and bool((lengths == span - 1).all()):
         return None, key_position
     hidden = (torch.arange(span) >= lengths[:, None])[:, None, :].repeat(1, width, 1)
+    if all(b is None or (b.column == 0 and len(b.offset) == width) for b in blocks):
+        # one scatter for all rows; a row that takes no part is never read, it only has to fit
+        some = next(b for b in blocks if b is not None)
+        visible = torch.stack([(some if b is None else b).visible for b in blocks])
+        own = (lengths[:, None] + torch.arange(width)).clamp_max(span - 1)
+        hidden.scatter_(2, own[:, None].expand(-1, width, -1), ~visible)
+        return hidden, key_position.scatter_(1, own, position)
     for index, block in enumerate(blocks):
         if block is None:
             hidden[index, :, 0] = False

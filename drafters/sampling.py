@@ -11,11 +11,13 @@ Order of the steps as in Hugging Face's generate: temperature, top-k, top-p, min
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.errors import UserError
 from drafters.laws import Law, Laws
 
+_BLOCK = 256  # weights added up before their running sum is taken
 _COINS = 2  # streams a row owns: drafting noise and judging noise are never shared
 
 
@@ -108,10 +110,7 @@ class Coin:
         """Draw a token from a law whose weights need not be normalised."""
         if len(law.weights) == 1 and law.ids is not None:
             return int(law.ids[0])
-        total = law.weights.double().cumsum(0)
-        point = self.uniform(()).double() * total[-1]
-        index = int(torch.searchsorted(total, point, right=True))
-        index = min(index, len(total) - 1)
+        index = _place(law.weights, self.uniform(()).double())
         return index if law.ids is None else int(law.ids[index])
 
     def draw_distinct(self, probs: Tensor, count: int) -> Tensor:
@@ -125,8 +124,26 @@ class Coin:
             [F, count] int64 indices into K. Where a law has fewer than `count` tokens of positive
             probability, the surplus draws have none: the caller drops them.
         """
-        arrival = -torch.log1p(-self.uniform(probs.shape))
+        arrival = -torch.log1p(-self.uniform(probs.shape)).to(probs.device)
         return (probs / arrival.clamp_min(torch.finfo(arrival.dtype).tiny)).topk(count).indices
+
+
+def _place(weights: Tensor, share: Tensor) -> int:
+    """Return the first place where the running sum of [K] weights exceeds this share of it all.
+
+    In two steps, blocks first: a running sum over a whole vocabulary takes ten times as long.
+    """
+    blocks = F.pad(weights, (0, -len(weights) % _BLOCK)).view(-1, _BLOCK)
+    ends = blocks.sum(-1).double().cumsum(0)
+    point = share * ends[-1]
+    block = int(torch.searchsorted(ends, point, right=True))
+    if block:
+        point = point - ends[block - 1]
+    inner = blocks[block].double().cumsum(0)
+    index = int(torch.searchsorted(inner, point, right=True))
+    if index == _BLOCK:  # the two sums round differently: take the block's last weight
+        index = int(blocks[block].nonzero()[-1])
+    return block * _BLOCK + index
 
 
 class RowRandom:

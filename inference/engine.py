@@ -139,9 +139,8 @@ class Decoder:
         random = [None if row is None else row.random for row in active]
         trees = self.session.propose(self.warp, random)
         marks.append(time.perf_counter())
-        # depth beyond the room is never emitted; a cut by depth looks at no token
         trees = [
-            None if row is None or tree is None else tree.limit(row.room - 1)
+            None if row is None or tree is None else _within(tree, row.room - 1)
             for row, tree in zip(active, trees, strict=True)
         ]
         layout = self.target.lay_out(trees, self.cache)
@@ -230,6 +229,11 @@ class Decoder:
         clock.rounds += 1
 
 
+def _within(tree: TokenTree, depth: int) -> TokenTree:
+    """Cut what is too deep to be emitted; a cut by depth looks at no token."""
+    return tree if tree.drafted <= depth else tree.limit(depth)
+
+
 def _commit(
     tree: TokenTree,
     path: list[int],
@@ -238,7 +242,8 @@ def _commit(
     finished: str | None,
 ) -> Commit:
     """Gather what became final along the accepted path."""
-    nodes = torch.tensor(path)
+    straight = path[-1] == len(path) - 1  # then a view will do: a plain step gathers nothing
+    nodes = slice(len(path)) if straight else torch.tensor(path)
     return Commit(
         tree.tokens[nodes],
         emitted[-1],
