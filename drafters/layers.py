@@ -85,6 +85,18 @@ class LayerKind:
     normed_residual: bool = False
 
 
+class Norm(nn.RMSNorm):
+    """RMSNorm in the dtype of its weight.
+
+    Under autocast activations are bfloat16 and weights float32, a mixture that torch norms slowly
+    and with a warning.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Norm the last dimension."""
+        return super().forward(x.to(self.weight.dtype))
+
+
 class DecoderLayer(nn.Module):
     """A Llama-like decoder layer: grouped attention and SwiGLU.
 
@@ -101,13 +113,13 @@ class DecoderLayer(nn.Module):
         self.kind = kind
         self.heads, self.kv_heads, self.head_dim = shape.num_heads, shape.num_kv_heads, head_dim
         width = (self.heads + 2 * self.kv_heads) * head_dim
-        self.embedding_norm = nn.RMSNorm(hidden, epsilon) if kind.wide else None
-        self.hidden_norm = nn.RMSNorm(hidden, epsilon)
+        self.embedding_norm = Norm(hidden, epsilon) if kind.wide else None
+        self.hidden_norm = Norm(hidden, epsilon)
         self.qkv = nn.Linear((1 + kind.wide) * hidden, width, bias=kind.bias)
-        self.query_norm = nn.RMSNorm(head_dim, epsilon) if kind.qk_norm else None
-        self.key_norm = nn.RMSNorm(head_dim, epsilon) if kind.qk_norm else None
+        self.query_norm = Norm(head_dim, epsilon) if kind.qk_norm else None
+        self.key_norm = Norm(head_dim, epsilon) if kind.qk_norm else None
         self.out = nn.Linear(self.heads * head_dim, hidden, bias=False)
-        self.mlp_norm = nn.RMSNorm(hidden, epsilon)
+        self.mlp_norm = Norm(hidden, epsilon)
         self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
 
@@ -168,7 +180,7 @@ def _copy(weight: Tensor, state: Mapping[str, Tensor], names: list[str]) -> None
 class FrozenNorm:
     """An RMSNorm whose weight never changes."""
 
-    def __init__(self, norm: nn.RMSNorm, dtype: torch.dtype) -> None:
+    def __init__(self, norm: Norm, dtype: torch.dtype) -> None:
         """Take the weight over."""
         self.weight = norm.weight.detach().to(dtype, copy=True)
         self.epsilon = norm.eps
@@ -217,7 +229,7 @@ class FrozenLayer:
         return run_layer(self, x, rotary, attend, embedding)
 
 
-def _frozen_norm(norm: nn.RMSNorm | None, dtype: torch.dtype) -> FrozenNorm | None:
+def _frozen_norm(norm: Norm | None, dtype: torch.dtype) -> FrozenNorm | None:
     return None if norm is None else FrozenNorm(norm, dtype)
 
 

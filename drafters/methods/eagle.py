@@ -26,6 +26,7 @@ from drafters.layers import (
     FrozenLayer,
     FrozenNorm,
     LayerKind,
+    Norm,
     Rotary,
     frozen_linear,
 )
@@ -154,7 +155,7 @@ class EagleDrafter(NeuralDrafter):
         kinds = [kind] + [later] * (config.layers - 1)
         layers = [DecoderLayer(shape, kind) for kind in kinds]
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.RMSNorm(width, shape.norm_epsilon)
+        self.norm = Norm(width, shape.norm_epsilon)
         self.head = nn.Linear(width, len(self.vocabulary), bias=False)
 
     @classmethod
@@ -236,7 +237,8 @@ class EagleDrafter(NeuralDrafter):
         visible = same & causal(length).to(same.device)
         attention = [UnrolledAttention(visible) for _ in self.layers]
         slots = torch.arange(length, device=same.device).expand(rows, length)
-        state = parts.fuse(batch.taps.to(self.fusion.weight.dtype))
+        taps = batch.taps.to(self.fusion.weight.dtype)
+        state = parts.fuse(taps).to(taps.dtype)  # the residual stream stays exact under autocast
         predictions = []
         for step in range(self.config.unroll):
             if step == 1:

@@ -472,6 +472,16 @@ def test_a40_target_and_drafter_may_differ_in_dtype(served: str, trained: str) -
         assert prediction.logits(slice(0, 3)).dtype == getattr(torch, trained)
 
 
+def test_autocast_stays_close_and_quiet(target: Target) -> None:
+    drafter = make(target, qk_norm=True, tap_norm=True, layers=2)
+    batch = batch_of(target, drafter, torch.tensor(prompts_of(12)))
+    exact = by_slot(drafter.predict(batch, target))
+    with torch.autocast("cpu", torch.bfloat16):
+        close = by_slot(drafter.predict(batch, target))
+    for key, logits in exact.items():
+        assert (close[key] - logits).abs().max() < 0.03 * logits.abs().max()
+
+
 def train(drafter: EagleDrafter, target: Target, ids: Tensor, steps: int) -> None:
     """Overfit a drafter to texts."""
     batch = batch_of(target, drafter, ids)
