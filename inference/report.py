@@ -38,7 +38,7 @@ def table(result: Mapping[str, Any]) -> Table:
     """Return one line a drafter, plain decoding first."""
     settings, target = result["settings"], result["target"]
     title = (
-        f"{target['name']}, {target['dtype']}, T={settings['temperature']:g}, "
+        f"{target['title']}, {target['dtype']}, T={settings['temperature']:g}, "
         f"{settings['prompts']} prompts x {settings['max_new_tokens']} tokens, "
         f"{settings['rows']} a batch, {settings['repeats']} repeats"
     )

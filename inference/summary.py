@@ -4,6 +4,7 @@ Every figure is defined in docs/metrics.md. Tokens and seconds are those of roun
 its token are shown apart.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,9 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import safe_open
 
+from drafters import embedded
 from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
 from inference.costs import RoundCost, break_even_tau, cost_ratio, predicted_speedup
@@ -23,6 +25,7 @@ FORMAT_VERSION = 1
 PLAIN_SHARE = 0.95  # of 1 / T(1): below it plain decoding would be a straw man
 # The step of a smaller target is mostly Python, which T(1) leaves out: its share says nothing.
 JUDGED_PARAMETERS = 10_000_000
+_FLOATS = {"F64", "F32", "F16", "BF16"}  # tables of ids are no parameters
 
 
 def summarise(measured: Measurement, source: str) -> dict[str, Any]:
@@ -57,11 +60,18 @@ def _target(measured: Measurement) -> dict[str, Any]:
     target = measured.target
     return {
         "name": target.name,
+        "title": _title(target.name),
         "architecture": type(target.model).__name__,
         "parameters": _parameters(measured),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": _dtype(measured),
         "engine": target.engine,
     }
+
+
+def _title(name: str) -> str:
+    """Return what tables call a target: the folder's name unless it is the embedded one."""
+    path = Path(name)
+    return embedded.TITLE if path.resolve() == embedded.cached_folder() else path.name
 
 
 def _settings(measured: Measurement, source: str) -> dict[str, Any]:
@@ -69,6 +79,7 @@ def _settings(measured: Measurement, source: str) -> dict[str, Any]:
     return {
         "prompts_file": source,
         "prompts": len(measured.prompts),
+        "dtype": _dtype(measured),
         "context": measured.context,
         **values.pop("warp"),
         **values,
@@ -108,12 +119,12 @@ def _identity(contender: Contender) -> dict[str, Any]:
     spec, drafter = contender.spec, contender.drafter
     assert spec is not None
     shape = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
-    neural = isinstance(drafter, nn.Module)
+    checkpoint = spec.drafter if Path(spec.drafter).is_dir() else None
     return {
         "name": contender.name,
         "method": drafter.name,
-        "checkpoint": spec.drafter if Path(spec.drafter).is_dir() else None,
-        "parameters": sum(p.numel() for p in drafter.parameters()) if neural else 0,
+        "checkpoint": checkpoint,
+        "parameters": _stored_values(Path(checkpoint)) if checkpoint else 0,
         "growth": spec.growth_name,
         "draft_mode": shape.pop("draft"),
         "verify_mode": spec.verify,
@@ -121,6 +132,17 @@ def _identity(contender: Contender) -> dict[str, Any]:
         "depth": contender.growth.depth,
         "nodes": contender.growth.nodes,
     }
+
+
+def _stored_values(folder: Path) -> int:
+    """Return how many floating-point values a folder's safetensors hold."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                part = file.get_slice(name)
+                total += math.prod(part.get_shape()) * (part.get_dtype() in _FLOATS)
+    return total
 
 
 def _costs(
@@ -216,6 +238,10 @@ def _plain_check(measured: Measurement) -> dict[str, Any]:
         "judged": judged,
         "passed": share is not None and (not judged or share >= PLAIN_SHARE),
     }
+
+
+def _dtype(measured: Measurement) -> str:
+    return str(measured.target.dtype).removeprefix("torch.")
 
 
 def _parameters(measured: Measurement) -> int:

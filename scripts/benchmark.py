@@ -1,0 +1,117 @@
+"""Measure drafters against plain decoding on the same prompts, in turns.
+
+    T=$(python scripts/fetch_target.py)
+    python scripts/benchmark.py --target $T --prompts configs/prompts/demo.jsonl --limit 4 \
+        --max-new-tokens 32 --drafter ngram:gamma=4 --out runs/try
+    python scripts/benchmark.py --target $T --prompts configs/prompts/demo.jsonl \
+        --drafter runs/demo/eagle/best:growth=chain,gamma=3 \
+        --drafter runs/demo/eagle/best:growth=dynamic,nodes=8,width=3,depth=4
+
+Writes OUT/benchmark.json and prints its table; docs/metrics.md defines every figure. Exit code 1
+if an output differs or plain decoding was too slow to be compared with.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from console import app, note, progress, run
+from drafters.registry import methods
+from drafters.sampling import Warp
+from drafters.target import Target
+from inference import report
+from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
+from inference.prompts import Prompt, read_prompts
+from inference.spec import Spec
+from inference.summary import summarise
+
+cli = app("Measure drafters against plain decoding on the same prompts, in turns.")
+
+_WIDTH = 170  # of the table where stdout is no terminal
+
+
+class Dtype(StrEnum):
+    """What the target computes in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Engine(StrEnum):
+    """Which forward runs."""
+
+    fast = "fast"
+    reference = "reference"
+
+
+def _list(wanted: bool) -> None:
+    if wanted:
+        print("\n".join(sorted(methods())))
+        raise typer.Exit
+
+
+@cli.command()
+def benchmark(
+    target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="D or D:growth=chain,gamma=4; give several.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the smallest set of this mass.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
+    dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
+    engine: Annotated[Engine, typer.Option(help="Lean forward or the model's own.")] = Engine.fast,
+    rows: Annotated[int, typer.Option(help="Prompts that decode together.")] = 1,
+    repeats: Annotated[int, typer.Option(help="How often every prompt is decoded.")] = 3,
+    warmup: Annotated[int, typer.Option(help="Prompts before the clock runs.")] = 3,
+    out: Annotated[Path, typer.Option(help="Where benchmark.json goes.")] = Path("runs/benchmark"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print benchmark.json instead of the table.")
+    ] = False,
+    _: Annotated[
+        bool,
+        typer.Option("--list", callback=_list, is_eager=True, help="Print the drafters' names."),
+    ] = False,
+) -> int:
+    """Measure drafters against plain decoding on the same prompts, in turns."""
+    specs = [Spec.parse(text) for text in drafter or []]
+    warp = Warp(temperature, top_k, top_p, min_p)
+    settings = BenchSettings(max_new_tokens, warp, seed, rows, repeats, warmup)
+    questions = read_prompts(prompts, limit)
+    decider = Target.load(target, dtype=dtype.value, engine=engine.value)
+    measured = _measure(decider, contenders(decider, specs), questions, settings)
+    result = summarise(measured, str(prompts))
+    path = report.write(result, out)
+    if as_json:
+        print(json.dumps(result))
+    else:
+        console = Console()
+        console.width = console.width if console.is_terminal else _WIDTH
+        console.print(report.table(result))
+    note(f"wrote {path}")
+    for failure in result["failures"]:
+        note(f"failed: {failure}")
+    return 1 if result["failures"] else 0
+
+
+def _measure(
+    target: Target, race: list[Contender], prompts: list[Prompt], settings: BenchSettings
+) -> Measurement:
+    with progress() as bars:
+        task = bars.add_task("measuring", total=steps(len(prompts), len(race), settings))
+        return measure(target, race, prompts, settings, lambda: bars.advance(task))
+
+
+if __name__ == "__main__":
+    run(cli)
