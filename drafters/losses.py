@@ -176,7 +176,7 @@ def drafter_loss(
 
     for chunk in chunks(positions, settings.chunk):
         total = total + (_run_again(sums_over, chunk) if recompute else sums_over(chunk))
-    return LossSums(*total)
+    return LossSums(total[0], *total[1:].detach())
 
 
 def _run_again(function: Callable[[Tensor], Tensor], chunk: Tensor) -> Tensor:

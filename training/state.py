@@ -54,7 +54,7 @@ def save_state(
     """Write the state; a kill leaves the earlier one or this one, never a part.
 
     Args:
-        file: replaced.
+        file: replaced; its folder is made.
         module: whose state_dict is kept.
         optimizer: over its parameters.
         progress: as of now.
@@ -66,6 +66,7 @@ def save_state(
         tensors |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
     tensors |= {f"generator.{rank}": state for rank, state in enumerate(generators)}
     header = {"progress": json.dumps(asdict(progress)), "identity": json.dumps(identity)}
+    file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}.{os.getpid()}")
     save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, new, metadata=header)
     new.replace(file)
