@@ -1,28 +1,28 @@
 """Acceptance: what a drafter is worth on held-out prompts, measured by the real engine."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from drafters.base import NeuralDrafter
 from drafters.errors import UserError
-from drafters.growth import Growth, build_growth
+from drafters.growth import Growth
 from drafters.target import Target
 from inference import Output, generate
+from inference.spec import Spec
 from inference.stats import Acceptance, Round, acceptance
 from training.examples import Example
 from training.options import EvaluateSettings
 
 
-def growth_of(options: Mapping[str, Any]) -> Growth:
-    """Make the growth that evaluations draft with.
+def growth_of(shape: str) -> Growth:
+    """Make the growth that evaluations draft with, from the part of a spec after its colon.
 
     Raises:
         UserError: on an unknown name or option.
     """
-    rest = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items() if k != "name"}
-    if "name" not in options:
-        raise UserError("evaluate.growth has no name: give such as {name: chain, gamma: 4}")
-    return build_growth(str(options["name"]), rest)
+    spec = Spec.parse(f"evaluate.shape:{shape}")
+    if spec.options:
+        raise UserError(f"evaluate.shape {shape!r} has an unknown part: {', '.join(spec.options)}")
+    return spec.growth
 
 
 def prompts_of(
@@ -42,7 +42,7 @@ def measure(
     seed: int,
 ) -> Acceptance:
     """Decode the prompts at every temperature and count."""
-    growth = growth_of(settings.growth)
+    growth = growth_of(settings.shape)
     rounds: list[Round] = []
     for temperature in settings.temperatures:
         outputs = generate(

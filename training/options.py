@@ -152,7 +152,7 @@ class EvaluateSettings:
         prompts: held-out prompts that the engine decodes for tau and alpha; 0: none.
         new_tokens: decoded a prompt.
         temperatures: at which they are decoded; tau is taken over all.
-        growth: the shape that is drafted: its name and options, such as {name: chain, gamma: 4}.
+        shape: what is drafted, as in a benchmark's spec: growth=chain,gamma=4.
     """
 
     times: int = 4
@@ -160,7 +160,7 @@ class EvaluateSettings:
     prompts: int = 16
     new_tokens: int = 48
     temperatures: list[float] = field(default_factory=lambda: [0.0])
-    growth: dict[str, Any] = field(default_factory=lambda: {"name": "chain", "gamma": 4})
+    shape: str = "growth=chain,gamma=4"
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -61,7 +61,7 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     Raises:
         UserError: whatever the user can mend.
     """
-    growth = acceptance.growth_of(settings.evaluate.growth)
+    growth = acceptance.growth_of(settings.evaluate.shape)
     records = read_records(settings.data.path)
     accelerator = _accelerator(settings)
     _set_threads(settings.threads, accelerator)

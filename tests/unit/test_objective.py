@@ -190,11 +190,11 @@ def test_a_batch_that_does_not_fit_says_what_it_needs(target: Target) -> None:
 
 def test_acceptance_counts_what_the_engine_emits(target: Target) -> None:
     drafter = drafter_of(target, heads=2).eval()
-    settings = EvaluateSettings(new_tokens=9, growth={"name": "chain", "gamma": 2})
+    settings = EvaluateSettings(new_tokens=9, shape="growth=chain,gamma=2")
     prompts = random_prompts(4, 7, 5)
     found = acceptance.measure(target, drafter, prompts, settings, seed=0)
     outputs = generate(
-        target, drafter, prompts, growth=acceptance.growth_of(settings.growth), max_new_tokens=9
+        target, drafter, prompts, growth=acceptance.growth_of(settings.shape), max_new_tokens=9
     )
     assert found.rounds == sum(output.rounds for output in outputs)
     assert found.tokens == 3 * 8
@@ -203,11 +203,10 @@ def test_acceptance_counts_what_the_engine_emits(target: Target) -> None:
 
 
 def test_a_growth_is_named_and_known() -> None:
-    assert acceptance.growth_of({"name": "static", "branching": [2, 1]}).nodes == 4
-    with pytest.raises(UserError, match="no name"):
-        acceptance.growth_of({"gamma": 3})
-    with pytest.raises(UserError, match="no option"):
-        acceptance.growth_of({"name": "chain", "gama": 3})
+    assert acceptance.growth_of("growth=static,branching=2.1").nodes == 4
+    assert acceptance.growth_of("gamma=3").nodes == 3
+    with pytest.raises(UserError, match="unknown part: gama"):
+        acceptance.growth_of("growth=chain,gama=3")
 
 
 def test_prompts_leave_room_for_the_answer() -> None:

@@ -1,0 +1,245 @@
+"""The training commands: their mistakes in one line, and whole runs as subprocesses."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from drafters import Target, load_drafter
+from drafters.errors import UserError
+from inference import generate
+from tests.folders import save_tiny_target
+from tests.tiny import prompts_of
+from training.run import main
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["the", "and", "in", "an", "then", "thin", "anthem", "band", "hand", "sand"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a tiny target of 8 layers and 60 chats."""
+    folder = tmp_path_factory.mktemp("training")
+    save_tiny_target(folder / "target", num_hidden_layers=8)
+    source = random.Random(0)
+    with (folder / "chats.jsonl").open("w") as stream:
+        for number in range(60):
+            asked, answered = (" ".join(source.choices(WORDS, k=k)) for k in (4, 9))
+            chat = [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": answered},
+            ]
+            stream.write(json.dumps({"id": f"chat-{number}", "messages": chat}) + "\n")
+    return folder
+
+
+def settings(place: Path, output: Path, *more: str) -> list[str]:
+    given = [f"target={place / 'target'}", f"data.path={place / 'chats.jsonl'}"]
+    return [*given, f"output={output}", *more]
+
+
+def run(*command: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def train(family: str, place: Path, output: Path, *more: str, code: int = 0) -> str:
+    script = ROOT / "training" / f"train_{family}.py"
+    config = ("--config", ROOT / "configs" / "smoke" / f"{family}.yaml")
+    return run(
+        sys.executable, script, *config, *settings(place, output, *more), code=code
+    ).stdout.strip()
+
+
+def refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> str:
+    """Run the command in this process; return its one line."""
+    monkeypatch.setattr(sys, "argv", ["train_eagle.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main("eagle", "smoke/eagle.yaml", "Train.")
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    return lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["optim.lrr=1"], "unknown key 'optim.lrr'; the nearest known key is 'optim.lr'"),
+        (["optim.lr=fast"], "optim.lr = 'fast' is not allowed; give a number"),
+        (["optim.lr"], "'optim.lr' is not a setting"),
+        (["--config", "configs/drafters/no.yaml"], "no config file"),
+        (["--colour"], "No such option: --colour"),
+        (["schedule.time_budget=12"], "give a duration such as 90s, 12m or 2h"),
+        (["data.path=/nowhere/chats.jsonl"], "no such file or folder"),
+        (["target=/nowhere/target"], "target /nowhere/target:"),
+        (["evaluate.shape=growth=bush"], "growth is 'bush'"),
+        (["drafter.unrol=3"], "unrol"),
+        (["drafter.taps=[1,9]"], "from 0 to 7"),
+        (["drafter.draft_vocab_size=-1"], "draft_vocab_size is -1"),
+        (["data.max_length=3"], "nothing to learn from"),
+        (["optim.lr_scale={tail: 1.0}"], "no parameter's name starts so"),
+        (["tracking.trackers=[paper]"], "tracking.trackers is 'paper'"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: list[str],
+    said: str,
+) -> None:
+    line = refused(capsys, monkeypatch, *settings(place, tmp_path / "out"), *changes)
+    assert said in line
+
+
+def test_a_shallow_target_needs_taps(
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save_tiny_target(tmp_path / "shallow", num_hidden_layers=4)
+    given = settings(place, tmp_path / "out", f"target={tmp_path / 'shallow'}")
+    assert "need a target of 7 layers or more" in refused(capsys, monkeypatch, *given)
+
+
+def test_a_run_in_this_process(
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole run in one process: train, publish, load, decode; and what a second call says."""
+    given = settings(place, tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", ["train_eagle.py", *given])
+    with pytest.raises(SystemExit) as ended:
+        main("eagle", "smoke/eagle.yaml", "Train.")
+    assert ended.value.code == 0
+    told = capsys.readouterr()
+    assert told.out.strip() == str(tmp_path / "out" / "best")
+    assert "a ceiling on alpha" in told.err
+    assert "holds a run already" in refused(capsys, monkeypatch, *given)
+    target = Target.load(place / "target")
+    drafter = load_drafter(tmp_path / "out" / "best", target)
+    outputs = generate(target, drafter, prompts_of(5, 9), max_new_tokens=8)
+    assert [len(output.ids) for output in outputs] == [8, 8]
+    metrics = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in metrics if "tau" in x] == [4, 8]
+
+
+def test_dry_run_writes_nothing(
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = settings(place, tmp_path / "out", "--dry-run")
+    monkeypatch.setattr(sys, "argv", ["train_eagle.py", *given])
+    with pytest.raises(SystemExit) as ended:
+        main("eagle", "smoke/eagle.yaml", "Train.")
+    assert ended.value.code == 0
+    told = capsys.readouterr()
+    assert "batch_tokens: 256" in told.out
+    assert "first batch:" in told.out
+    assert "trainable parameters" in told.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["eagle", "medusa"])
+def test_the_command_trains(place: Path, tmp_path: Path, family: str) -> None:
+    assert train(family, place, tmp_path / "out") == str(tmp_path / "out" / "best")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["eagle3", "medusa"])
+def test_the_project_s_own_configs_are_valid(place: Path, tmp_path: Path, config: str) -> None:
+    script = ROOT / "training" / f"train_{'eagle' if config == 'eagle3' else config}.py"
+    file = f"configs/drafters/{config}.yaml"
+    given = settings(place, tmp_path / "out", "threads=1", "--dry-run")
+    assert "first batch:" in run(sys.executable, script, "--config", file, *given).stdout
+
+
+@pytest.mark.slow
+def test_help_shows_the_defaults() -> None:
+    told = run(sys.executable, ROOT / "training" / "train_eagle.py", "--help").stdout
+    assert "batch_tokens: 2048" in told
+    assert "--dry-run" in told
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_steps_of_two_batches(place: Path, tmp_path: Path) -> None:
+    config = ROOT / "configs" / "smoke" / "eagle.yaml"
+    script = ROOT / "training" / "train_eagle.py"
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    launch += [str(ROOT / "configs" / "accelerate" / "cpu.yaml")]
+    one = settings(place, tmp_path / "one", "optim.accumulate=2")
+    run(*launch, script, "--config", config, *one)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    environment = dict(os.environ, ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
+    two = [*torchrun, script, "--config", config, *settings(place, tmp_path / "two")]
+    done = subprocess.run(
+        [str(x) for x in two], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (load_file(tmp_path / x / "last" / "model.safetensors") for x in ("one", "two"))
+    for key, value in first.items():
+        torch.testing.assert_close(second[key], value, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_goes_on(place: Path, tmp_path: Path, kind: signal.Signals) -> None:
+    more = ("schedule.steps=40", "save_times=40", "evaluate.times=1")
+    train("medusa", place, tmp_path / "straight", *more)
+    output = tmp_path / "broken"
+    command = [sys.executable, ROOT / "training" / "train_medusa.py", "--config"]
+    command += [ROOT / "configs" / "smoke" / "medusa.yaml", *settings(place, output, *more)]
+    broken = subprocess.Popen(
+        [str(x) for x in command], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    published = output / "last" / "config.json"
+    while broken.poll() is None and not published.exists():
+        time.sleep(0.01)
+    broken.send_signal(kind)
+    broken.communicate(timeout=60)
+    assert broken.returncode in (-9, 143, 0)  # 0: it was done before the signal came
+    assert load_drafter(output / "last", Target.load(place / "target"))
+    train("medusa", place, output, *more, "resume=true")
+    first, second = (
+        load_file(tmp_path / x / "last" / "model.safetensors") for x in ("straight", "broken")
+    )
+    for key, value in first.items():
+        assert torch.equal(second[key], value), key
+
+
+@pytest.mark.slow
+def test_wandb_without_a_login_stays_offline(place: Path, tmp_path: Path) -> None:
+    train("medusa", place, tmp_path / "out", "tracking.trackers=[wandb,tensorboard,jsonl]")
+    assert list((tmp_path / "out" / "wandb").glob("offline-run-*"))
+    assert list((tmp_path / "out" / "drafters").glob("events.out.tfevents.*"))
+    assert (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+def test_a_drafter_without_weights_cannot_be_trained(place: Path, tmp_path: Path) -> None:
+    from drafters.settings import load
+    from training.options import TrainSettings
+    from training.parts import prepare
+
+    with pytest.raises(UserError, match="no weights to train"):
+        prepare("none", load(TrainSettings, [], settings(place, tmp_path / "out", "threads=1")))
