@@ -28,7 +28,7 @@ from training.examples import Example, first_tokens, make_examples, split
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
 from training.objective import Objective
 from training.options import TrainSettings
-from training.records import Record, read_records
+from training.records import Record, read_records, writer_of
 
 
 @dataclass
@@ -77,6 +77,7 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     training, measured = split(examples, settings.data.held_out)
     training = first_tokens(training, settings.data.tokens)
     notes = [str(report), f"{len(training)} chats to learn from, {len(measured)} held out"]
+    notes += _writer_note(settings.data.path, target)
     notes += _choose_vocabulary(drafter, target, training, measured)
     drafter.init_from(target)
     drafter.to(accelerator.device)
@@ -109,6 +110,14 @@ def _set_threads(threads: int, accelerator: Accelerator) -> None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         torch.set_num_threads(threads or max(1, cores // local))
+
+
+def _writer_note(path: str, target: Target) -> list[str]:
+    """Warn of chats that another target wrote: what it says is not what this one would say."""
+    writer = writer_of(path)
+    if writer is None or Fingerprint(**writer).difference(Fingerprint.of(target)) is None:
+        return []
+    return [f"warning: {writer['name']} wrote these chats, and {target.name} is another target"]
 
 
 def _choose_vocabulary(

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from drafters.errors import UserError
 
 SUFFIXES = (".parquet", ".jsonl")
+MANIFEST = "manifest.json"
 _COLUMNS = ("id", "ids", "label_mask", "messages", "finish_reason")
 
 
@@ -51,6 +52,19 @@ def read_records(path: str | Path) -> list[Record]:
     if not records:
         raise UserError(f"{path}: no chats in it; make some with scripts/make_chats.py")
     return records
+
+
+def writer_of(path: str | Path) -> dict[str, Any] | None:
+    """Return the fingerprint of the target that wrote the chats, as their manifest has it.
+
+    None: there is no manifest of scripts/make_chats.py beside them.
+    """
+    folder = Path(path)
+    manifest = (folder if folder.is_dir() else folder.parent) / MANIFEST
+    try:
+        return json.loads(manifest.read_text(encoding="utf-8"))["settings"]["target"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _files(path: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from tests.tiny import tiny_model
 from training.batches import compose, order_of, pad
 from training.examples import Example, first_tokens, make_examples, split
 from training.options import DataSettings
-from training.records import read_records
+from training.records import read_records, writer_of
 from training.template import Refused, Renderer, Unstable
 
 TAGGED = (
@@ -244,6 +244,15 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="UTF-8"):
         read_records(tmp_path / "bytes.jsonl")
+
+
+def test_the_writer_of_chats_is_read_from_their_manifest(tmp_path: Path) -> None:
+    file = write(tmp_path / "chats.jsonl", {"messages": CHAT})
+    assert writer_of(file) is None
+    write(tmp_path / "manifest.json", {"settings": {"target": {"weights": "ab"}}})
+    assert writer_of(file) == writer_of(tmp_path) == {"weights": "ab"}
+    write(tmp_path / "manifest.json", ["something else"])
+    assert writer_of(file) is None
 
 
 def test_ids_of_another_target_are_refused(tmp_path: Path, target: Target) -> None:
