@@ -12,10 +12,11 @@ from training.options import OptimSettings, ScheduleSettings
 def make_optimizer(module: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
     """Make AdamW over a module's trainable parameters.
 
-    Matrices are decayed, vectors (norms, biases) are not. Every group carries its peak rate.
+    Matrices are decayed, vectors (norms, biases) are not. Every group carries its peak rate. What
+    is scaled by 0 is frozen: its gradient is not even computed.
 
     Raises:
-        UserError: if a key of lr_scale names no parameter.
+        UserError: if a key of lr_scale names no parameter, or nothing is left to train.
     """
     unused = set(settings.lr_scale)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -28,6 +29,9 @@ def make_optimizer(module: nn.Module, settings: OptimSettings) -> torch.optim.Ad
         for prefix in (p for p in settings.lr_scale if name.startswith(p)):
             unused.discard(prefix)
             scale *= settings.lr_scale[prefix]
+        if scale == 0:
+            parameter.requires_grad_(False)
+            continue
         decay = settings.weight_decay if parameter.ndim > 1 else 0.0
         groups.setdefault((scale, decay), []).append(parameter)
     if unused:
@@ -36,6 +40,8 @@ def make_optimizer(module: nn.Module, settings: OptimSettings) -> torch.optim.Ad
             f"optim.lr_scale has {sorted(unused)}, but no parameter's name starts so: they start "
             f"with {', '.join(first)}"
         )
+    if not groups:
+        raise UserError(f"optim.lr_scale {settings.lr_scale} freezes all parameters: leave some")
     return torch.optim.AdamW(
         [
             {"params": parameters, "weight_decay": decay, "peak": settings.lr * scale}

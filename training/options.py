@@ -38,7 +38,7 @@ class DataSettings:
     drop_cut: bool = False
     unstable: str = "error"
     template_options: dict[str, Any] = field(default_factory=dict)
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -76,7 +76,8 @@ class OptimSettings:
 
     Args:
         lr: peak learning rate of matrices and vectors.
-        lr_scale: factors for parameters whose name starts with a key, such as {head: 0.3}.
+        lr_scale: factors for parameters whose name starts with a key, such as {head: 0.3}; 0
+            freezes them.
         betas, eps, weight_decay: AdamW's; vectors are not decayed.
         clip: largest norm of the gradient; 0 does not clip.
         accumulate: batches a step and process.
@@ -97,6 +98,8 @@ class OptimSettings:
         """Check the ranges."""
         if self.lr <= 0:
             raise UserError(f"optim.lr is {self.lr}: give more than 0")
+        if any(scale < 0 for scale in self.lr_scale.values()):
+            raise UserError(f"optim.lr_scale is {self.lr_scale}: give factors of 0 or more")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas is {self.betas}: give two numbers in [0, 1)")
         if self.clip < 0 or self.weight_decay < 0:
@@ -155,8 +158,8 @@ class EvaluateSettings:
         shape: what is drafted, as in a benchmark's spec: growth=chain,gamma=4.
     """
 
-    times: int = 4
-    tokens: int = 8192
+    times: int = 3
+    tokens: int = 4096
     prompts: int = 16
     new_tokens: int = 48
     temperatures: list[float] = field(default_factory=lambda: [0.0])

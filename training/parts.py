@@ -36,7 +36,7 @@ class Parts:
     """Everything a run needs.
 
     Args:
-        settings: as given, with what was decided about features.
+        settings: as given, with the drafter's options resolved.
         accelerator: device, processes and trackers.
         objective: target, drafter (its vocabulary chosen, its weights started) and loss.
         lessons, held_out: to learn from, to measure on.
@@ -84,7 +84,7 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     lessons, held_out = _lessons(training, measured, drafter, target, settings)
     notes.append(_size_note(drafter, lessons))
     return Parts(
-        settings,
+        dataclasses.replace(settings, drafter=drafter.options()),
         accelerator,
         Objective(drafter, target, settings.loss),
         lessons,

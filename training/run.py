@@ -93,9 +93,9 @@ def _train(method: str, settings: TrainSettings, *, dry_run: bool) -> int:
         return 0
     if main_process:
         output.mkdir(parents=True, exist_ok=True)
-        (output / _SETTINGS).write_text(to_yaml(settings), encoding="utf-8")
+        (output / _SETTINGS).write_text(to_yaml(parts.settings), encoding="utf-8")
     parts.accelerator.wait_for_everyone()
-    tracking.start(parts.accelerator, settings.tracking, output, dataclasses.asdict(settings))
+    tracking.start(parts.accelerator, settings.tracking, output, dataclasses.asdict(parts.settings))
     received = _run(parts)
     parts.accelerator.end_training()
     if not main_process:

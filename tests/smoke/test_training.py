@@ -14,10 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from drafters import Target, load_drafter
+from drafters.base import NeuralDrafter
 from drafters.errors import UserError
+from drafters.settings import load
 from inference import generate
 from tests.folders import save_tiny_target
 from tests.tiny import prompts_of
+from training.options import TrainSettings
+from training.parts import prepare
 from training.run import main
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +95,7 @@ def refused(
         (["drafter.taps=[1,9]"], "from 0 to 7"),
         (["drafter.draft_vocab_size=-1"], "draft_vocab_size is -1"),
         (["data.max_length=3"], "nothing to learn from"),
+        (["optim.lr_scale={norm: 0, head: 0, fusion: 0, layers: 0}"], "freezes all parameters"),
         (["optim.lr_scale={tail: 1.0}"], "no parameter's name starts so"),
         (["tracking.trackers=[paper]"], "tracking.trackers is 'paper'"),
     ],
@@ -118,14 +123,22 @@ def test_a_shallow_target_needs_taps(
     assert "need a target of 7 layers or more" in refused(capsys, monkeypatch, *given)
 
 
+@pytest.mark.parametrize("tied", [False, True])
 def test_a_run_in_this_process(
     place: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    tied: bool,
 ) -> None:
-    """Whole run in one process: train, publish, load, decode; and what a second call says."""
-    given = settings(place, tmp_path / "out")
+    """Whole run in one process: train, publish, load, decode; and what a second call says.
+
+    With tied embeddings (case A39) the drafter's small head is its own all the same.
+    """
+    model = place / "target"
+    if tied:
+        model = save_tiny_target(tmp_path / "tied", num_hidden_layers=8, tie_word_embeddings=True)
+    given = settings(place, tmp_path / "out", f"target={model}")
     monkeypatch.setattr(sys, "argv", ["train_eagle.py", *given])
     with pytest.raises(SystemExit) as ended:
         main("eagle", "smoke/eagle.yaml", "Train.")
@@ -134,8 +147,14 @@ def test_a_run_in_this_process(
     assert told.out.strip() == str(tmp_path / "out" / "best")
     assert "a ceiling on alpha" in told.err
     assert "holds a run already" in refused(capsys, monkeypatch, *given)
-    target = Target.load(place / "target")
+    resolved = load(TrainSettings, [tmp_path / "out" / "settings.yaml"])
+    assert resolved.drafter["taps"] == [1, 3, 4]
+    target = Target.load(model)
     drafter = load_drafter(tmp_path / "out" / "best", target)
+    assert isinstance(drafter, NeuralDrafter)
+    assert drafter.ids is not None
+    assert len(drafter.ids) == 128
+    assert 2 in drafter.ids  # the ending token
     outputs = generate(target, drafter, prompts_of(5, 9), max_new_tokens=8)
     assert [len(output.ids) for output in outputs] == [8, 8]
     metrics = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
@@ -178,7 +197,7 @@ def test_the_project_s_own_configs_are_valid(place: Path, tmp_path: Path, config
 @pytest.mark.slow
 def test_help_shows_the_defaults() -> None:
     told = run(sys.executable, ROOT / "training" / "train_eagle.py", "--help").stdout
-    assert "batch_tokens: 2048" in told
+    assert "batch_tokens: 1024" in told
     assert "--dry-run" in told
 
 
@@ -237,9 +256,5 @@ def test_wandb_without_a_login_stays_offline(place: Path, tmp_path: Path) -> Non
 
 
 def test_a_drafter_without_weights_cannot_be_trained(place: Path, tmp_path: Path) -> None:
-    from drafters.settings import load
-    from training.options import TrainSettings
-    from training.parts import prepare
-
     with pytest.raises(UserError, match="no weights to train"):
         prepare("none", load(TrainSettings, [], settings(place, tmp_path / "out", "threads=1")))

@@ -253,6 +253,19 @@ def test_vectors_are_not_decayed_and_rates_are_scaled(target: Target) -> None:
         make_optimizer(drafter, OptimSettings(lr_scale={"head.": 0.5}))
 
 
+def test_a_scale_of_0_freezes(target: Target) -> None:
+    drafter = drafter_of(target)
+    optimizer = make_optimizer(drafter, OptimSettings(lr_scale={"outputs": 0.0}))
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in drafter.named_parameters():
+        assert parameter.requires_grad is not name.startswith("outputs")
+        assert (id(parameter) in held) is parameter.requires_grad
+    lessons = lessons_of(examples_of(16), target, drafter.features)
+    sums = Objective(drafter, target, LossSettings())(lessons[0])
+    sums.loss.sum().backward()
+    assert all((p.grad is None) is not p.requires_grad for p in drafter.parameters())
+
+
 def test_the_rate_rises_falls_and_ends_at_its_floor() -> None:
     linear = ScheduleSettings(kind="linear", warmup=0.2, floor=0.1)
     assert [rate_at(x, linear) for x in (0, 0.1, 0.2, 0.6, 1)] == pytest.approx(
