@@ -5,8 +5,9 @@ turns, so that a slow spell of the machine hits all of them, and the medians are
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -21,13 +22,18 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 
 @dataclass(frozen=True)
 class Costs:
-    """Medians of T(n).
+    """T(n) of one or many rows.
 
     Args:
-        seconds: T by n, n ascending.
+        times: what was timed, in seconds, by n ascending; 1 is among them.
     """
 
-    seconds: dict[int, float]
+    times: Mapping[int, Sequence[float]]
+
+    @cached_property
+    def seconds(self) -> dict[int, float]:
+        """Return the medians by n."""
+        return {n: median(times) for n, times in self.times.items()}
 
     @property
     def step(self) -> float:
@@ -79,8 +85,8 @@ class CostMeter:
 
     @property
     def costs(self) -> Costs:
-        """Return the medians of what was timed."""
-        return Costs({n: median(times) for n, times in self.times.items()})
+        """Return what was timed so far."""
+        return Costs({n: list(times) for n, times in self.times.items()})
 
 
 def synchronised(target: Target) -> float:

@@ -4,7 +4,7 @@ Counts are micro averages: sums over all rounds of all prompts, divided once. Th
 token it emits are no round. Intervals come from resampling prompts; nothing is timed here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -164,6 +164,26 @@ def speedup(drafter: Sequence[Work], baseline: Sequence[Work]) -> Estimate:
     return _estimate(np.array(rows, dtype=np.float64).reshape(-1, 4))
 
 
+def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Estimate:
+    """Return median(above) / median(below) with its interval, the two resampled apart.
+
+    A slow spell of the machine moves a mean; it widens this interval.
+    """
+    if not above or not below:
+        return Estimate(None, None)
+    samples = np.array(above, dtype=np.float64), np.array(below, dtype=np.float64)
+    value = float(_medians(samples[0], samples[1]))
+    if min(len(above), len(below)) < 2:
+        return Estimate(value, None)
+    return Estimate(value, _bootstrap(samples, _medians, paired=False, resamples=999))
+
+
+def _medians(
+    above: NDArray[np.float64], below: NDArray[np.float64], axis: int = -1
+) -> NDArray[np.float64]:
+    return np.median(above, axis) / np.median(below, axis)
+
+
 def _estimate(table: NDArray[np.float64]) -> Estimate:
     """Return the ratio of the sums over prompts with its interval; table [prompts, 2 or 4]."""
     table = table[(table > 0).all(1)]  # a prompt that ended at its prefill says nothing
@@ -172,19 +192,28 @@ def _estimate(table: NDArray[np.float64]) -> Estimate:
     value = float(_ratio(*table.T))
     if len(table) < 2:
         return Estimate(value, None)
-    bootstrap = cast("Any", scipy.stats).bootstrap
-    found = bootstrap(
-        tuple(table.T),
-        _ratio,
-        paired=True,
+    return Estimate(value, _bootstrap(tuple(table.T), _ratio, paired=True, resamples=_RESAMPLES))
+
+
+def _bootstrap(
+    samples: tuple[NDArray[np.float64], ...],
+    statistic: Callable[..., NDArray[np.float64]],
+    *,
+    paired: bool,
+    resamples: int,
+) -> tuple[float, float]:
+    found = cast("Any", scipy.stats).bootstrap(
+        samples,
+        statistic,
+        paired=paired,
         vectorized=True,
-        n_resamples=_RESAMPLES,
+        n_resamples=resamples,
         confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(0),
     )
     interval = found.confidence_interval
-    return Estimate(value, (float(interval.low), float(interval.high)))
+    return float(interval.low), float(interval.high)
 
 
 def _ratio(*columns: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:

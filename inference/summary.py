@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
 from inference.costs import RoundCost, break_even_tau, cost_ratio, predicted_speedup
 from inference.machine import machine, versions
+from inference.stats import ratio_of_medians
 from inference.tally import Entry, Tally, without_loops
 
 FORMAT_VERSION = 1
@@ -228,15 +229,20 @@ def _category(own: Tally, plain: Tally, prompts: set[int]) -> dict[str, Any]:
 
 
 def _plain_check(measured: Measurement) -> dict[str, Any]:
-    """Return at which share of 1 / T(1) plain decoding ran, medians on both sides."""
-    seconds = [s for one in measured.baseline.passes for s in one.full_rounds]
-    share = measured.costs.step / median(seconds) if seconds else None
+    """Return at which share of 1 / T(1) plain decoding ran, medians on both sides.
+
+    It fails where the whole interval is below what is required: noise alone fails nothing.
+    """
+    rounds = [s for one in measured.baseline.passes for s in one.full_rounds]
+    share = ratio_of_medians(measured.costs.times[1], rounds)
+    most = share.value if share.interval is None else share.interval[1]
     judged = _parameters(measured) >= JUDGED_PARAMETERS
     return {
-        "share": share,
+        "share": share.value,
+        "interval": share.interval,
         "required": PLAIN_SHARE,
         "judged": judged,
-        "passed": share is not None and (not judged or share >= PLAIN_SHARE),
+        "passed": most is not None and (not judged or most >= PLAIN_SHARE),
     }
 
 

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -70,12 +69,14 @@ class Step:
         result: a file or folder that it leaves.
         command: what is started.
         own: a folder that belongs to this step alone, emptied when the command has changed.
+        quiet: whether what it prints is dropped.
     """
 
     name: str
     result: Path
     command: list[str]
     own: Path | None = None
+    quiet: bool = False
 
 
 @cli.command()
@@ -100,6 +101,8 @@ def demo(
         code = _once(step, folder / "steps")
         if code:
             note(f"{step.name} ended with exit code {code}; what is done stays done, run again")
+            if code == 1 and step.quiet:  # it measured, and found its figures unfit for use
+                _show(results / report.FILE)
             return code
     _show(results / report.FILE)
     return 0
@@ -109,6 +112,7 @@ def _steps(plan: Plan, values: dict[str, str], results: Path, *, fresh: bool) ->
     out, chats = Path(values["out"]), Path(values["chats"])
     steps = [Step("chats", chats, _python(plan.fresh, values), chats)] if fresh else []
     launch = [_accelerate(), "launch", "--config_file", "configs/accelerate/cpu.yaml"]
+    launch.append(f"--num_cpu_threads_per_process={os.cpu_count()}")
     for name, line in plan.train.items():
         folder = out / name
         where = [f"target={values['target']}", f"output={folder}", f"data.path={chats}"]
@@ -116,8 +120,9 @@ def _steps(plan: Plan, values: dict[str, str], results: Path, *, fresh: bool) ->
         steps.append(Step(f"train {name}", folder / "best" / "config.json", command, folder))
     options = [piece for line in plan.benchmark for piece in _filled(line, values)]
     command = [sys.executable, "scripts/benchmark.py", "--target", values["target"], *options]
+    command += ["--out", str(results)]
     name = f"benchmark {results.name}"
-    steps.append(Step(name, results / report.FILE, [*command, "--out", str(results)]))
+    steps.append(Step(name, results / report.FILE, command, quiet=True))
     return steps
 
 
@@ -151,7 +156,7 @@ def _once(step: Step, stamps: Path) -> int:
     _stamp(stamp, step, done=False)
     note(f"{step.name}: {shlex.join(step.command)}")
     start = time.monotonic()
-    code = _run(step.command)
+    code = _run(step)
     if code == 0:
         _stamp(stamp, step, done=True)
         note(f"{step.name}: done in {(time.monotonic() - start) / 60:.1f} min")
@@ -165,13 +170,14 @@ def _stamp(path: Path, step: Step, *, done: bool) -> None:
     new.replace(path)
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(step: Step) -> int:
     """Run a command in its own process group; signals are passed on and its end awaited.
 
     What the command prints goes to stderr: the table alone is this command's result.
     """
     interrupted: list[int] = []
-    child = subprocess.Popen(command, stdout=2, start_new_session=True)
+    out = subprocess.DEVNULL if step.quiet else 2
+    child = subprocess.Popen(step.command, stdout=out, start_new_session=True)
 
     def pass_on(number: int, _frame: object) -> None:
         interrupted.append(number)

@@ -262,18 +262,21 @@ def test_sampled_outputs_are_not_compared(target: Target) -> None:
 
 
 def test_a_straw_man_is_called_one(measured: Measurement, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = replace(measured, drafters=[])
-    step = sorted(s for p in measured.baseline.passes for s in p.full_rounds)
-    middle = (step[len(step) // 2 - 1] + step[len(step) // 2]) / 2
-    slow = replace(measured, costs=Costs({1: 0.9 * middle}))
+    measured = replace(measured, baseline=copy.deepcopy(measured.baseline), drafters=[])
+    middle = 0.02
+    for one in measured.baseline.passes:
+        one.full_rounds[:] = [middle] * len(one.full_rounds)
+    slow = replace(measured, costs=Costs({1: [0.9 * middle] * 3}))
     assert summarise(slow, "x")["baseline"]["check"]["judged"] is False
     assert summarise(slow, "x")["failures"] == []
     monkeypatch.setattr("inference.summary.JUDGED_PARAMETERS", 0)
     result = summarise(slow, "x")
     assert result["baseline"]["check"]["share"] == pytest.approx(0.9)
     assert "plain decoding ran at 0.90 of 1/T(1), 0.95 is the least" in result["failures"][0]
-    fair = replace(measured, costs=Costs({1: 0.96 * middle}))
-    assert summarise(fair, "x")["failures"] == []
+    # 0.96 is enough; so is 0.9 as long as it may be noise
+    for times in ([0.96 * middle] * 3, [0.5 * middle, 0.9 * middle, 1.3 * middle]):
+        fair = replace(measured, costs=Costs({1: times}))
+        assert summarise(fair, "x")["failures"] == []
 
 
 def test_a_wrong_output_fails_the_benchmark(measured: Measurement) -> None:
@@ -351,7 +354,7 @@ def test_loops_are_taken_out_of_both_sides(measured: Measurement) -> None:
 
 
 def test_costs_by_hand() -> None:
-    costs = Costs({1: 0.02, 4: 0.026, 8: 0.030})
+    costs = Costs({1: [0.02, 0.5, 0.01], 4: [0.026], 8: [0.028, 0.032]})
     assert costs.step == 0.02
     assert costs.of(2) == pytest.approx(0.022)
     assert costs.of(6) == pytest.approx(0.028)

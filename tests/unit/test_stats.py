@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.stats import Estimate, Round, Work, acceptance, looped, rate, speedup
+from inference.stats import (
+    Estimate,
+    Round,
+    Work,
+    acceptance,
+    looped,
+    rate,
+    ratio_of_medians,
+    speedup,
+)
 
 
 def scripted(accepts: list[int], gamma: int) -> list[Round]:
@@ -147,3 +156,14 @@ def test_a_prompt_without_rounds_breaks_no_interval() -> None:
     found = rate([Work(0, 0), Work(6, 4), Work(9, 6)])
     assert found.value == 1.5
     assert found.interval == (pytest.approx(1.5), pytest.approx(1.5))
+
+
+def test_a_ratio_of_medians_shrugs_at_one_slow_spell() -> None:
+    found = ratio_of_medians([2.0] * 9 + [50.0], [4.0] * 9 + [80.0])
+    assert found.value == 0.5
+    assert found.interval == (0.5, 0.5)
+    wide = ratio_of_medians([1.0, 2.0, 3.0], [2.0, 2.0])
+    assert wide.value == 1.0
+    assert wide.interval == (0.5, 1.5)
+    assert ratio_of_medians([1.0], [2.0, 2.0]) == Estimate(0.5, None)
+    assert ratio_of_medians([], [2.0]) == Estimate(None, None)
