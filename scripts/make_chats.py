@@ -70,7 +70,8 @@ def make_chats(
     min_p: Annotated[float, typer.Option(help="Of sampled answers; 0: all tokens.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 256,
     user_temperature: Annotated[float, typer.Option(help="Of the user's messages.")] = 1.0,
-    user_top_p: Annotated[float, typer.Option(help="Of the user's messages.")] = 1.0,
+    user_top_p: Annotated[float, typer.Option(help="Of the user's messages; 1: off.")] = 1.0,
+    user_min_p: Annotated[float, typer.Option(help="Of the user's messages; 0: off.")] = 0.0,
     user_tokens: Annotated[int, typer.Option(help="Of a user's message; longer: dropped.")] = 96,
     max_looped: Annotated[
         float, typer.Option(help="Largest share of an answer inside repeated 4-grams; 1: any.")
@@ -98,6 +99,7 @@ def make_chats(
         max_new_tokens=max_new_tokens,
         user_temperature=user_temperature,
         user_top_p=user_top_p,
+        user_min_p=user_min_p,
         user_tokens=user_tokens,
         turns=turns,
         max_looped=max_looped,

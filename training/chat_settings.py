@@ -18,7 +18,7 @@ class ChatSettings:
         temperatures: of the answers; chat i takes number i modulo their count.
         top_k, top_p, min_p: of the answers, where the temperature is not 0.
         max_new_tokens: of an answer.
-        user_temperature, user_top_p: of the messages that the target writes as the user.
+        user_temperature, user_top_p, user_min_p: of the messages that the target writes as the user.
         user_tokens: of such a message; longer ones are dropped.
         turns: of a self-chat.
         max_looped: largest share of an answer's tokens inside repeated 4-grams.
@@ -33,6 +33,7 @@ class ChatSettings:
     max_new_tokens: int = 256
     user_temperature: float = 1.0
     user_top_p: float = 1.0
+    user_min_p: float = 0.0
     user_tokens: int = 96
     turns: int = 1
     max_looped: float = 0.5
@@ -49,7 +50,7 @@ class ChatSettings:
                 f"the user's temperature is {self.user_temperature}: give more than 0, messages "
                 "are always sampled"
             )
-        Warp(self.user_temperature, top_p=self.user_top_p)
+        self.user_warp()
         for name in ("max_new_tokens", "user_tokens", "turns"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: give 1 or more")
@@ -63,6 +64,10 @@ class ChatSettings:
         if temperature == 0:
             return Warp()
         return Warp(temperature, self.top_k, self.top_p, self.min_p)
+
+    def user_warp(self) -> Warp:
+        """Return how messages are drawn that the target writes as the user."""
+        return Warp(self.user_temperature, top_p=self.user_top_p, min_p=self.user_min_p)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

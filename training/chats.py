@@ -13,7 +13,7 @@ from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 
-from drafters.sampling import RowRandom, Warp
+from drafters.sampling import RowRandom
 from drafters.target import Target
 from inference.stats import looped
 from inference.stop import Stop
@@ -129,7 +129,7 @@ class ChatMaker:
         if not written or self.chat is None:
             return
         law = Law(
-            Warp(self.settings.user_temperature, top_p=self.settings.user_top_p),
+            self.settings.user_warp(),
             self.chat.user_stop,
             self.settings.user_tokens,
         )
