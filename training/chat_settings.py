@@ -18,7 +18,7 @@ class ChatSettings:
         temperatures: of the answers; chat i takes number i modulo their count.
         top_k, top_p, min_p: of the answers, where the temperature is not 0.
         max_new_tokens: of an answer.
-        user_temperature, user_top_p, user_min_p: of the messages that the target writes as the user.
+        user_temperature, user_top_p, user_min_p: of messages that the target writes as the user.
         user_tokens: of such a message; longer ones are dropped.
         turns: of a self-chat.
         max_looped: largest share of an answer's tokens inside repeated 4-grams.
