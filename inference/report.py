@@ -6,11 +6,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from drafters.errors import UserError
 
 FILE = "benchmark.json"
+_HEADINGS = (
+    "tau",
+    "alpha",
+    "speed-up",
+    "95%",
+    "pred.",
+    "even",
+    "c",
+    "time",
+    "same",
+    "looped",
+    "no loops",
+)
 
 
 def write(result: Mapping[str, Any], folder: str | Path) -> Path:
@@ -35,49 +49,42 @@ def write(result: Mapping[str, Any], folder: str | Path) -> Path:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Return one line a drafter, plain decoding first."""
+    """Return one line a drafter, plain decoding first; fits 120 columns."""
     settings, target = result["settings"], result["target"]
     title = (
         f"{target['title']}, {target['dtype']}, T={settings['temperature']:g}, "
         f"{settings['prompts']} prompts x {settings['max_new_tokens']} tokens, "
         f"{settings['rows']} a batch, {settings['repeats']} repeats"
     )
-    found = Table(title=title, caption=_caption(result), caption_justify="left")
+    found = Table(
+        title=title,
+        caption=_caption(result),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     found.add_column("drafter", no_wrap=True)
     found.add_column("shape", no_wrap=True)
-    for heading in (
-        "tau",
-        "alpha",
-        "speed-up",
-        "95%",
-        "predicted",
-        "break-even",
-        "c",
-        "draft",
-        "verify",
-        "identical",
-        "looped",
-        "no loops",
-    ):
+    for heading in _HEADINGS:
         found.add_column(heading, justify="right", no_wrap=True)
     plain = result["baseline"]
-    found.add_row(
-        "none", "", "1.00", "", "1.00", *[""] * 6, "", _percent(plain["looped_share"]), ""
-    )
+    looped = _percent(plain["looped_share"])
+    found.add_row("none", "", "1.00", "", "1.00", *[""] * 6, looped, "1.00")
     for one in result["drafters"]:
         found.add_row(*_row(one, settings["prompts"], _label(one, result["drafters"])))
     return found
 
 
 def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
-    options = " ".join(f"{key}={_plain(value)}" for key, value in one["shape"].items())
+    shape = "/".join(_plain(value) for value in one["shape"].values())
     interval, share = one["speedup_interval"], one["time_share"]
-    identical = "" if one["identical"] is None else f"{one['identical']}/{prompts}"
+    same = "" if one["identical"] is None else f"{one['identical']}/{prompts}"
     if one["near_ties"]:
-        identical += f" +{one['near_ties']} ties"
+        same += f"+{one['near_ties']}"
     return [
         label,
-        f"{one['growth']} {options}",
+        f"{one['growth']} {shape}",
         _number(one["tau"]),
         _number(one["alpha"]),
         _number(one["speedup"]),
@@ -85,9 +92,8 @@ def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
         _number(one["predicted_speedup"]),
         _number(one["break_even_tau"]),
         _number(one["cost_ratio"], 3),
-        _percent(share["draft"]),
-        _percent(share["verify"]),
-        identical,
+        f"{_percent(share['draft'])} {_percent(share['verify'])}",
+        same,
         _percent(one["looped_share"]),
         _number(one["without_loops"]["speedup"]),
     ]
@@ -105,8 +111,10 @@ def _caption(result: Mapping[str, Any]) -> str:
     return (
         f"none: {_number(speed, 1)} tokens/s, {_number(plain['check']['share'])} of 1/T(1). "
         f"T(n)/T(1): {', '.join(f'{n}: {value:.2f}' for n, value in costs.items())}. "
-        "tau counts the bonus, not the prefill's token. break-even: the tau from which a shape "
-        "pays. c: one depth's drafting over T(1). no loops: speed-up outside repeated 4-grams."
+        "shape: gamma, children a depth, or nodes/width/depth. tau counts the bonus, not the "
+        "prefill's token. pred.: speed-up that the costs predict. even: the tau from which a shape "
+        "pays. c: one depth's drafting over T(1). time: share of drafting, of verifying. same: "
+        "outputs equal to none's (+ near-ties). no loops: speed-up outside repeated 4-grams."
     )
 
 

@@ -33,7 +33,7 @@ from inference.summary import summarise
 
 cli = app("Measure drafters against plain decoding on the same prompts, in turns.")
 
-_WIDTH = 170  # of the table where stdout is no terminal
+_WIDTH = 120  # of the table where stdout is no terminal
 
 
 class Dtype(StrEnum):

@@ -36,7 +36,7 @@ from inference import report
 cli = app("Fetch the target, train drafters on chats it wrote, measure what they are worth.")
 
 ROOT = Path(__file__).parent.parent
-_WIDTH = 170  # of the table where stdout is no terminal
+_WIDTH = 120  # of the table where stdout is no terminal
 
 
 @dataclass

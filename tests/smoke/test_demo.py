@@ -70,7 +70,7 @@ def test_two_trainings_and_a_table_then_nothing_to_do(
     out = tmp_path / "out"
     done = call(plan, out, "--fresh")
     assert done.returncode == 0, done.stderr + capfd.readouterr().err
-    for expected in ("ngram", "eagle", "medusa", "dynamic nodes=3 width=2 depth=2"):
+    for expected in ("ngram", "eagle", "medusa", "dynamic 3/2/2"):
         assert expected in done.stdout
     result = json.loads((out / "benchmark.json").read_text())
     assert [one["identical"] for one in result["drafters"]] == [2, 2, 2]
