@@ -16,6 +16,7 @@ from training.batches import compose, order_of, pad
 from training.examples import Example, first_tokens, make_examples, split
 from training.options import DataSettings
 from training.records import read_records, writer_of
+from training.shards import SCHEMA
 from training.template import Refused, Renderer, Unstable
 
 TAGGED = (
@@ -275,6 +276,18 @@ def test_parquet_and_jsonl_of_a_folder_are_read_alike(tmp_path: Path) -> None:
         assert right.ids is not None
         assert left.ids.tolist() == right.ids.tolist() == list(range(len(left.ids)))
     assert records[6].where == f"{tmp_path}/b.jsonl line 2"
+
+
+def test_the_columns_that_chats_are_made_with_are_read(tmp_path: Path) -> None:
+    row = {"id": "a", "ids": [1, 9, 2], "label_mask": [False, True, True], "messages": CHAT}
+    made = {**row, "finish_reason": "stop", "temperature": 0.7, "category": "chat"}
+    pq.write_table(pa.Table.from_pylist([made], schema=SCHEMA), tmp_path / "chats.parquet")
+    (record,) = read_records(tmp_path)
+    assert record.ids is not None
+    assert record.label_mask is not None
+    assert (record.id, record.cut, record.messages) == ("a", False, None)
+    assert record.ids.tolist() == row["ids"]
+    assert record.label_mask.tolist() == row["label_mask"]
 
 
 def examples_of(*lengths: int) -> list[Example]:
