@@ -67,6 +67,7 @@ class Target:
         self.config = model.config.get_text_config()
         self._embedding = model.get_input_embeddings()
         self._head = FrozenLinear([model.get_output_embeddings().weight], _head_bias(model))
+        self._reduced: tuple[Tensor, FrozenLinear] | None = None
         self.shape = TargetShape.of(self.config, self._embedding.weight.shape[0])
         self._reference = ReferenceModel(model.base_model, _windows(model))
         self._lean = self._choose_lean() if engine == "fast" else None
@@ -154,9 +155,17 @@ class Target:
 
     def head(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return logits [..., V] of post-norm states, or [..., K] on the given ids."""
-        logits = self._head(hidden) if ids is None else F.linear(hidden, self.head_rows(ids))
+        logits = (self._head if ids is None else self._reduced_head(ids))(hidden)
         cap = self.config.to_dict().get("final_logit_softcapping")
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _reduced_head(self, ids: Tensor) -> FrozenLinear:
+        """Return the head on these ids, packed once for as long as the same ids are asked for."""
+        if self._reduced is None or self._reduced[0] is not ids:
+            bias = _head_bias(self.model)
+            biases = None if bias is None else [bias[0][ids]]
+            self._reduced = ids, FrozenLinear([self.head_rows(ids)], biases)
+        return self._reduced[1]
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """Return copies of the head's rows [K, D]."""
