@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -112,7 +113,8 @@ class ShardFolder:
             equal.
 
     Raises:
-        UserError: if the folder holds a data set made otherwise; names the first difference.
+        UserError: if the folder holds a data set made otherwise (names the first difference), or
+            another process is filling it.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -125,17 +127,29 @@ class ShardFolder:
             self._compare(json.loads(known.read_text()), known)
         elif (folder / CHATS).exists():
             raise UserError(f"{folder} holds chats without a manifest: give another --out")
-        else:
-            _make(self.shards)
+        if not self.done:
+            self._lock()
+        if not known.exists():
             _write(known, json.dumps({"settings": self.settings}))
 
+    def _lock(self) -> None:
+        """Own the shards until the process ends: two writers would overwrite each other."""
+        _make(self.shards)
+        self.lock = filelock.FileLock(self.shards / ".lock")
+        try:
+            self.lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise UserError(
+                f"another process is filling {self.folder}: wait for it, or give another --out"
+            ) from None
+
     def _compare(self, found: Mapping[str, Any], file: Path) -> None:
-        old = found.get("settings", {})
-        for key in [*self.settings, *old]:
-            if old.get(key) != self.settings.get(key):
+        old, new = _identity(found.get("settings", {})), _identity(self.settings)
+        for key in [*new, *old]:
+            if old.get(key) != new.get(key):
                 raise UserError(
-                    f"{file} is of a run with {key} {old.get(key)!r}, now it is "
-                    f"{self.settings.get(key)!r}: give another --out, or the command it was made by"
+                    f"{file} is of a run with {key} {old.get(key)!r}, now it is {new.get(key)!r}: "
+                    "give another --out, or the command it was made by"
                 )
 
     def files(self) -> list[Path]:
@@ -181,9 +195,16 @@ class ShardFolder:
         _store(table, self.folder / CHATS)
         full = {"settings": self.settings, **manifest, **_counts(table, tally)}
         _write(self.folder / MANIFEST, json.dumps(full, indent=2) + "\n")
+        self.lock.release()
         shutil.rmtree(self.shards)
         self.done = True
         return full
+
+
+def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the target's name: the same target may lie in another folder."""
+    target = {k: v for k, v in settings.get("target", {}).items() if k != "name"}
+    return {**settings, "target": target}
 
 
 def _enough(table: pa.Table, goal: Goal) -> int:

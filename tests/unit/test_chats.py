@@ -329,6 +329,23 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     assert ShardFolder(tmp_path, SETTINGS).done
 
 
+def test_a_target_that_moved_is_the_same(tmp_path: Path) -> None:
+    def settings(name: str, weights: str) -> dict[str, object]:
+        return {"target": {"name": name, "weights": weights}}
+
+    ShardFolder(tmp_path, settings("a", "w"))
+    ShardFolder(tmp_path, settings("b", "w"))
+    with pytest.raises(UserError, match="'weights': 'w'"):
+        ShardFolder(tmp_path, settings("a", "other"))
+
+
+def test_one_process_fills_a_folder(tmp_path: Path) -> None:
+    first = ShardFolder(tmp_path, SETTINGS)
+    with pytest.raises(UserError, match="another process is filling"):
+        ShardFolder(tmp_path, SETTINGS)
+    assert first.tally().made == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
