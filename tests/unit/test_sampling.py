@@ -87,3 +87,14 @@ def test_rows_own_their_randomness() -> None:
     for other in (RowRandom(42, 1).verify, RowRandom(43, 0).verify, RowRandom(42, 0).draft):
         assert not torch.equal(first, other.uniform((5,)))
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("size", [3, 256, 300, 1000])
+def test_a_draw_in_blocks_is_a_draw_from_the_running_sum(size: int) -> None:
+    coin, twin = Coin(7), Coin(7)
+    weights = torch.rand(size, generator=torch.Generator().manual_seed(size))
+    weights[1:][weights[1:] < 0.5] = 0.0
+    total = weights.double().cumsum(0)
+    for _ in range(200):
+        point = twin.uniform(()).double() * total[-1]
+        assert coin.draw(Law(weights)) == int(torch.searchsorted(total, point, right=True))
