@@ -124,7 +124,14 @@ class ShardFolder:
         self.done = (folder / MANIFEST).exists()
         known = folder / MANIFEST if self.done else self.shards / "settings.json"
         if known.exists():
-            self._compare(json.loads(known.read_text()), known)
+            found = json.loads(known.read_text())
+            old, new = _identity(found.get("settings", {})), _identity(self.settings)
+        if not self.done:  # an unfinished run may be given another goal: its chats stay the same
+            old["goal"] = new.get("goal")
+            if not self.done:  # a run that goes on may want more, or fewer, than it set out for
+                old.pop("goal", None)
+                new.pop("goal", None)
+            _compare(old, new, known)
         elif (folder / CHATS).exists():
             raise UserError(f"{folder} holds chats without a manifest: give another --out")
         if not self.done:
@@ -142,15 +149,6 @@ class ShardFolder:
             raise UserError(
                 f"another process is filling {self.folder}: wait for it, or give another --out"
             ) from None
-
-    def _compare(self, found: Mapping[str, Any], file: Path) -> None:
-        old, new = _identity(found.get("settings", {})), _identity(self.settings)
-        for key in [*new, *old]:
-            if old.get(key) != new.get(key):
-                raise UserError(
-                    f"{file} is of a run with {key} {old.get(key)!r}, now it is {new.get(key)!r}: "
-                    "give another --out, or the command it was made by"
-                )
 
     def files(self) -> list[Path]:
         """Return the finished shards in order; one after a gap does not count."""
@@ -205,6 +203,15 @@ def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without the target's name: the same target may lie in another folder."""
     target = {k: v for k, v in settings.get("target", {}).items() if k != "name"}
     return {**settings, "target": target}
+
+
+def _compare(old: Mapping[str, Any], new: Mapping[str, Any], file: Path) -> None:
+    for key in [*new, *old]:
+        if old.get(key) != new.get(key):
+            raise UserError(
+                f"{file} is of a run with {key} {old.get(key)!r}, now it is {new.get(key)!r}: "
+                "give another --out, or the command it was made by"
+            )
 
 
 def _enough(table: pa.Table, goal: Goal) -> int:
