@@ -126,8 +126,6 @@ class ShardFolder:
         if known.exists():
             found = json.loads(known.read_text())
             old, new = _identity(found.get("settings", {})), _identity(self.settings)
-        if not self.done:  # an unfinished run may be given another goal: its chats stay the same
-            old["goal"] = new.get("goal")
             if not self.done:  # a run that goes on may want more, or fewer, than it set out for
                 old.pop("goal", None)
                 new.pop("goal", None)

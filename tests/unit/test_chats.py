@@ -339,13 +339,6 @@ def test_a_target_that_moved_is_the_same(tmp_path: Path) -> None:
         ShardFolder(tmp_path, settings("a", "other"))
 
 
-def test_an_unfinished_run_may_be_given_another_goal(tmp_path: Path) -> None:
-    ShardFolder(tmp_path, {"seed": 0, "goal": {"tokens": 200}})
-    ShardFolder(tmp_path, {"seed": 0, "goal": {"tokens": 300}})
-    with pytest.raises(UserError, match="seed 0, now it is 1"):
-        ShardFolder(tmp_path, {"seed": 1, "goal": {"tokens": 300}})
-
-
 def test_one_process_fills_a_folder(tmp_path: Path) -> None:
     first = ShardFolder(tmp_path, SETTINGS)
     with pytest.raises(UserError, match="another process is filling"):
