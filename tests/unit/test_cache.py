@@ -105,7 +105,9 @@ def test_long_prompts_are_taken_in_chunks(target: Target, monkeypatch: pytest.Mo
     features = Features(layers=(1,), last=True)
     outputs = target.prefill([long, short], cache, features)
     for output, ids in zip(outputs, (long, short), strict=True):
-        assert output is not None and output.taps is not None and output.last is not None
+        assert output is not None
+        assert output.taps is not None
+        assert output.last is not None
         assert len(output.taps) == len(output.last) == len(ids)
         assert torch.allclose(output.logits[0], plain_logits(target, ids.tolist()), atol=1e-3)
 
@@ -115,7 +117,9 @@ def test_taps_are_raw_layer_outputs(target: Target) -> None:
     with torch.no_grad():
         states = target.model(input_ids=ids[None], output_hidden_states=True).hidden_states
     output = target.prefill([ids], target.new_cache(1, 8), Features((0, 2), last=True))[0]
-    assert output is not None and output.taps is not None and output.last is not None
+    assert output is not None
+    assert output.taps is not None
+    assert output.last is not None
     assert torch.allclose(output.taps, torch.cat((states[1], states[3]), -1)[0], atol=1e-4)
     assert torch.allclose(output.last, states[-1][0], atol=1e-4)
 
@@ -131,7 +135,8 @@ def test_packed_documents_equal_separate_ones(target: Target) -> None:
         doc, pos = torch.zeros_like(own), torch.arange(len(alone))[None]
         want_taps, want = target.forward_batch(own, doc, pos, Features((1,)))
         assert torch.allclose(last[0, span], want[0], atol=1e-4)
-        assert taps is not None and want_taps is not None
+        assert taps is not None
+        assert want_taps is not None
         assert torch.allclose(taps[0, span], want_taps[0], rtol=1e-4, atol=1e-3)
 
 
