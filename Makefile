@@ -23,7 +23,7 @@ bench: setup ## the full table on what the demo trained
 	$(PY) scripts/demo.py --bench
 
 test: setup ## every test; those that need a GPU are skipped without one
-	$(PY) -m pytest -m ''
+	$(PY) -m pytest -m '' -n 2
 
 check: setup ## lint, types and the fast tests, side by side (under 60 s)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types fast lint
@@ -36,7 +36,7 @@ types: setup ## pyright
 	$(PY) -m pyright
 
 fast: setup ## the fast tests
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2
 
 fmt: setup ## format, and mend what ruff can mend
 	$(PY) -m ruff check --fix-only .

@@ -100,6 +100,7 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_says_one_line(base: Path, tmp_path: Path) -> None:
     options = ["--target", base, "--out", tmp_path / "out", "--chats", "2"]
     done = subprocess.run(
