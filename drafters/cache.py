@@ -24,15 +24,10 @@ class Block:
     Args:
         offset: [n] int64; position minus the row's length (0 for the root, depth for a node).
         visible: [n, n] bool; row i marks the new tokens that token i sees, itself included.
-        column: first column to write, counted from the row's length; earlier new columns hold
-            tokens of the same guess that were written by an earlier step.
-        seen: [n, column] bool; which of those earlier columns each token sees. None if column = 0.
     """
 
     offset: Tensor
     visible: Tensor
-    column: int = 0
-    seen: Tensor | None = None
 
 
 @dataclass
@@ -134,7 +129,6 @@ class KVCache:
         check_memory(size, torch.device(device), f"a cache of {rows} rows x {capacity} tokens")
         self.store = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64)
-        self._last: Placement | None = None
 
     def place(self, blocks: Sequence[Block | None]) -> Placement:
         """Assign cells and masks to new tokens, one block a row; None leaves a row out.
@@ -148,15 +142,13 @@ class KVCache:
         rows = slice(active[0], active[-1] + 1)
         counts = [0 if block is None else len(block.offset) for block in blocks]
         lengths = self.lengths.tolist()
-        ends = [lengths[r] + b.column + counts[r] for r, b in enumerate(blocks) if b is not None]
+        ends = [lengths[r] + counts[r] for r, b in enumerate(blocks) if b is not None]
         if max(ends) > self.capacity:
             raise UserError(
                 f"a row needs {max(ends)} tokens but the cache holds {self.capacity}: "
                 "ask for fewer new tokens or a larger capacity"
             )
-        placement = _placement(self, blocks, rows, counts, max(ends))
-        self._last = placement
-        return placement
+        return _placement(self, blocks, rows, counts, max(ends))
 
     def write(self, layer: int, keys: Tensor, values: Tensor, placement: Placement) -> None:
         """Store keys and values [M, heads, head_dim] in their cells."""
@@ -248,11 +240,10 @@ def _placement(
     lengths = cache.lengths[rows]
     taken = blocks[rows]
     real = torch.tensor(counts[rows])[:, None] > torch.arange(width)
-    column = torch.tensor([0 if block is None else block.column for block in taken])
     offset = torch.zeros(count, width, dtype=torch.int64)
     offset[real] = torch.cat([block.offset for block in taken if block is not None])
     position = lengths[:, None] + offset
-    columns = (lengths + column)[:, None] + torch.arange(width)
+    columns = lengths[:, None] + torch.arange(width)
     first_cell = torch.arange(rows.start, rows.stop)[:, None] * cache.capacity
     full = bool(real.all())
     grid = None if full else real.view(-1).nonzero().squeeze(-1)
@@ -281,11 +272,11 @@ def _visibility(
     """Return what each token may not see [R, n, span], and the position of every column."""
     width = position.shape[1]
     key_position = torch.arange(span).expand(len(blocks), span).clone()
-    whole = all(b is not None and b.column == 0 for b in blocks)
+    whole = all(b is not None for b in blocks)
     if width == 1 and whole and bool((lengths == span - 1).all()):
         return None, key_position
     hidden = (torch.arange(span) >= lengths[:, None])[:, None, :].repeat(1, width, 1)
-    if all(b is None or (b.column == 0 and len(b.offset) == width) for b in blocks):
+    if all(b is None or len(b.offset) == width for b in blocks):
         # one scatter for all rows; a row that takes no part is never read, it only has to fit
         some = next(b for b in blocks if b is not None)
         visible = torch.stack([(some if b is None else b).visible for b in blocks])
@@ -296,11 +287,9 @@ def _visibility(
         if block is None:
             hidden[index, :, 0] = False
             continue
-        n, start = len(block.offset), int(lengths[index]) + block.column
+        n, start = len(block.offset), int(lengths[index])
         hidden[index, :n, start : start + n] = ~block.visible
         key_position[index, start : start + n] = position[index, :n]
-        if block.seen is not None:
-            hidden[index, :n, start - block.column : start] = ~block.seen
         hidden[index, n:, 0] = False
     return hidden, key_position
 

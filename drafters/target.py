@@ -68,6 +68,7 @@ class Target:
         self._embedding = model.get_input_embeddings()
         self._head = FrozenLinear([model.get_output_embeddings().weight], _head_bias(model))
         self._reduced: tuple[Tensor, FrozenLinear] | None = None
+        self._logit_cap: float | None = self.config.to_dict().get("final_logit_softcapping")
         self.shape = TargetShape.of(self.config, self._embedding.weight.shape[0])
         self._reference = ReferenceModel(model.base_model, _windows(model))
         self._lean = self._choose_lean() if engine == "fast" else None
@@ -149,14 +150,10 @@ class Target:
         """Return the input embeddings [..., D] of ids. Frozen."""
         return F.embedding(ids, self._embedding.weight)
 
-    def embedding_rows(self) -> Tensor:
-        """Return the embedding matrix [V, D]; not a copy, not to be registered by a drafter."""
-        return self._embedding.weight.detach()
-
     def head(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return logits [..., V] of post-norm states, or [..., K] on the given ids."""
         logits = (self._head if ids is None else self._reduced_head(ids))(hidden)
-        cap = self.config.to_dict().get("final_logit_softcapping")
+        cap = self._logit_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _reduced_head(self, ids: Tensor) -> FrozenLinear:

@@ -44,7 +44,6 @@ class Row:
     random: RowRandom
     ids: list[int]
     room: int
-    root: int = -1
     finished: str | None = None
 
 
@@ -205,7 +204,6 @@ class Decoder:
     def _advance(row: Row, emitted: Sequence[int], finished: str | None) -> None:
         row.ids.extend(emitted)
         row.room -= len(emitted)
-        row.root = emitted[-1]
         row.finished = finished
 
     def _check(self, request: Request) -> None:

@@ -52,9 +52,9 @@ class Output:
     Args:
         ids: emitted tokens, an ending token included.
         finish_reason: "stop" (an ending token or string) or "length".
-        commits: number of tokens of each commit, the prefill's first.
         accepted, attempted, drafted: per round, the prefill apart: drafted tokens emitted, depths
             judged, nodes drafted. The raw material of alpha and tau.
+        text: the ids decoded; empty without a tokenizer.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -168,10 +168,11 @@ class Generation:
     def _admit(self) -> list[Commit | None]:
         """Give free rows to waiting prompts."""
         requests = {}
+        running = set(self.decoder.running)
         for row in range(len(self._serves)):
             if not self._waiting:
                 break
-            if row in self.decoder.running:
+            if row in running:
                 continue
             self.decoder.release(row)
             number = self._waiting.popleft()
