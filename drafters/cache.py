@@ -36,7 +36,8 @@ class Placement:
 
     Args:
         rows: the contiguous range of cache rows that take part.
-        cells: [M] int64; flat cell (row * capacity + column) of each token.
+        cells: [M] int64, flat cell (row * capacity + column) of each token; a slice where they
+            are one run, as one row's are.
         positions: [M] int64 context positions.
         grid: [M] int64 place of each token in the padded [rows, width] grid; None if it fills it.
         width: the widest row's number of new tokens.
@@ -47,7 +48,7 @@ class Placement:
     """
 
     rows: slice
-    cells: Tensor
+    cells: Tensor | slice
     positions: Tensor
     grid: Tensor | None
     width: int
@@ -128,6 +129,10 @@ class KVCache:
         size = torch.Size(shape).numel() * dtype.itemsize
         check_memory(size, torch.device(device), f"a cache of {rows} rows x {capacity} tokens")
         self.store = torch.zeros(shape, dtype=dtype, device=device)
+        # by layer: cells to write, and [rows, heads, capacity, head_dim] to read
+        self._cells = [layer.unbind(0) for layer in self.store]
+        grid = self.store.view(layers, 2, rows, capacity, heads, head_dim).transpose(3, 4)
+        self._grids = [layer.unbind(0) for layer in grid]
         self.lengths = torch.zeros(rows, dtype=torch.int64)
 
     def place(self, blocks: Sequence[Block | None]) -> Placement:
@@ -152,14 +157,17 @@ class KVCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, placement: Placement) -> None:
         """Store keys and values [M, heads, head_dim] in their cells."""
-        self.store[layer, 0].index_copy_(0, placement.cells, keys)
-        self.store[layer, 1].index_copy_(0, placement.cells, values)
+        for cells, new in zip(self._cells[layer], (keys, values), strict=True):
+            if isinstance(placement.cells, slice):
+                cells[placement.cells] = new
+            else:
+                cells.index_copy_(0, placement.cells, new)
 
     def read(self, layer: int, placement: Placement) -> tuple[Tensor, Tensor]:
         """Return views of keys and values [rows, heads, span, head_dim]."""
-        shape = (self.rows, self.capacity, self.heads, self.head_dim)
-        keys, values = self.store[layer].view(2, *shape)[:, placement.rows, : placement.span]
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        keys, values = self._grids[layer]
+        read = (placement.rows, slice(None), slice(placement.span))
+        return keys[read], values[read]
 
     def attend(
         self,
@@ -189,11 +197,15 @@ class KVCache:
         grid = placement.to_grid(query)
         count, width, heads, dim = grid.shape
         groups = heads // self.heads
-        folded = grid.view(count, width, self.heads, groups, dim).permute(0, 2, 3, 1, 4)
-        folded = folded.reshape(count, self.heads, groups * width, dim)
         mask = placement.mask(window, groups, query.dtype)
+        folded = grid.unflatten(2, (self.heads, groups))
+        if width == 1:
+            folded = folded[:, 0]
+        else:
+            folded = folded.permute(0, 2, 3, 1, 4).reshape(count, self.heads, groups * width, dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
-        out = out.view(count, self.heads, groups, width, dim).permute(0, 3, 1, 2, 4)
+        if width > 1:
+            out = out.view(count, self.heads, groups, width, dim).permute(0, 3, 1, 2, 4)
         return placement.from_grid(out.reshape(count, width, heads * dim))
 
     def keep(self, paths: Sequence[Sequence[int] | None]) -> None:
@@ -252,9 +264,10 @@ def _placement(
     if grid is not None:
         cells, positions = cells[grid], positions[grid]
     hidden, key_position = _visibility(taken, lengths, position, span)
+    start = rows.start * cache.capacity + int(lengths[0])
     return Placement(
         rows=rows,
-        cells=cells.to(device),
+        cells=slice(start, start + width) if count == 1 else cells.to(device),
         positions=positions.to(device),
         grid=None if grid is None else grid.to(device),
         width=width,

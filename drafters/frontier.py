@@ -48,6 +48,7 @@ class FrontierCells:
         lengths = cache.lengths[index]
         self.longest = int(lengths.max())
         self.lengths = lengths.to(device)[:, None]
+        self.first = rows[0] * cache.capacity + int(lengths[0])
         self.cells = (index * cache.capacity + lengths).to(device)[:, None]
         self.column = torch.arange(cache.capacity, device=device)
         gaps = len(rows) <= rows[-1] - rows[0]
@@ -79,12 +80,15 @@ class FrontierCells:
         counts = [0] * self.cache.rows
         for row in self.rows:
             counts[row] = size
+        cells: Tensor | slice = slice(self.first + start, self.first + stop)
+        if count > 1:
+            cells = (self.cells + self.column[start:stop]).flatten()
         grid = None
         if self.places is not None:
             grid = (self.places[:, None] * size + self.column[:size]).flatten()
         return Placement(
             rows=slice(self.rows[0], self.rows[-1] + 1),
-            cells=(self.cells + self.column[start:stop]).flatten(),
+            cells=cells,
             positions=position.flatten(),
             grid=grid,
             width=size,

@@ -1,11 +1,11 @@
-"""The layers that all neural drafters share: rotary phases, one decoder layer, its frozen form.
+"""The layers that all neural drafters train: rotary phases, one decoder layer, its packed copies.
 
-One function, `run_layer`, is the forward of both forms: training calls it on [B, T, ...] tensors
-and decoding on a flat [M, ...] list of tokens; attention comes in as a callable. Nothing here knows
-a drafter, a cache or a batch.
+Training runs them on [B, T, ...] tensors, decoding runs packed copies (packed.py) on a flat
+[M, ...] list of tokens; attention comes in as a callable. Nothing here knows a drafter, a cache or
+a batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafters.errors import UserError
-from drafters.lean import rotate
 from drafters.linear import FrozenLinear
+from drafters.packed import Attend, PackedLayer, PackedNorm
 from drafters.shape import TargetShape
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(query [..., H, hd], key and value [..., Hkv, hd]) -> [..., H * hd]."""
 
 _ROPES = ("default", "linear", "llama3", "yarn")  # those whose phases do not change with the length
 
@@ -85,6 +82,12 @@ class LayerKind:
     normed_residual: bool = False
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary phases to [..., H, hd]; cos, sin [..., 1, hd], sin's first half negated."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
+
+
 class Norm(nn.RMSNorm):
     """RMSNorm in the dtype of its weight.
 
@@ -130,8 +133,31 @@ class DecoderLayer(nn.Module):
         attend: Attend,
         embedding: Tensor | None = None,
     ) -> Tensor:
-        """Run the layer; see run_layer."""
-        return run_layer(self, x, rotary, attend, embedding)
+        """Run the layer.
+
+        Args:
+            x: [..., D] hidden states.
+            rotary: cos and sin [..., 1, hd] of the tokens' positions.
+            attend: stores keys and values and returns what each token reads.
+            embedding: [..., D] token embeddings; for a wide layer only.
+
+        Returns:
+            [..., D] hidden states after the layer.
+        """
+        hidden = self.hidden_norm(x)
+        residual = hidden if self.kind.normed_residual else x
+        if self.embedding_norm is not None:
+            assert embedding is not None
+            hidden = torch.cat((self.embedding_norm(embedding), hidden), -1)
+        qkv = self.qkv(hidden).unflatten(-1, (-1, self.head_dim))
+        both, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = both.split((self.heads, self.kv_heads), -2)
+            both = torch.cat((self.query_norm(query), self.key_norm(key)), -2)
+        query, key = rotate(both, *rotary).split((self.heads, self.kv_heads), -2)
+        x = residual + self.out(attend(query, key, value))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
 
     @torch.no_grad()
     def copy_from(self, state: Mapping[str, Tensor], embedding: str = "zero") -> None:
@@ -177,92 +203,38 @@ def _copy(weight: Tensor, state: Mapping[str, Tensor], names: list[str]) -> None
             weight.copy_(source)
 
 
-class FrozenNorm:
-    """An RMSNorm whose weight never changes."""
-
-    def __init__(self, norm: Norm, dtype: torch.dtype) -> None:
-        """Take the weight over."""
-        self.weight = norm.weight.detach().to(dtype, copy=True)
-        self.epsilon = norm.eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Norm the last dimension."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+def packed_norm(norm: Norm, dtype: torch.dtype) -> PackedNorm:
+    """Return a copy of a norm in this dtype; later training does not reach it."""
+    assert norm.eps is not None
+    return PackedNorm(norm.weight.detach().to(dtype, copy=True), norm.eps)
 
 
-def frozen_linear(linear: nn.Linear, dtype: torch.dtype) -> FrozenLinear:
+def packed_linear(linear: nn.Linear, dtype: torch.dtype) -> FrozenLinear:
     """Return a packed copy of a linear map in this dtype."""
     bias = None if linear.bias is None else [linear.bias.detach().to(dtype, copy=True)]
     return FrozenLinear([linear.weight.detach().to(dtype, copy=True)], bias)
 
 
-class FrozenLayer:
-    """A copy of a DecoderLayer for decoding: packed weights, no modules.
+def packed_layer(layer: DecoderLayer, dtype: torch.dtype) -> PackedLayer:
+    """Return a copy of a layer for decoding in this dtype; later training does not reach it."""
 
-    Args:
-        layer: whose weights are copied; later training does not reach the copy.
-        dtype: of the copy.
-    """
+    def norm(maybe: Norm | None) -> PackedNorm | None:
+        return None if maybe is None else packed_norm(maybe, dtype)
 
-    def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
-        """Pack the weights."""
-        self.kind = layer.kind
-        self.heads, self.kv_heads, self.head_dim = layer.heads, layer.kv_heads, layer.head_dim
-        self.embedding_norm = _frozen_norm(layer.embedding_norm, dtype)
-        self.hidden_norm = FrozenNorm(layer.hidden_norm, dtype)
-        self.qkv = frozen_linear(layer.qkv, dtype)
-        self.query_norm = _frozen_norm(layer.query_norm, dtype)
-        self.key_norm = _frozen_norm(layer.key_norm, dtype)
-        self.out = frozen_linear(layer.out, dtype)
-        self.mlp_norm = FrozenNorm(layer.mlp_norm, dtype)
-        self.gate_up = frozen_linear(layer.gate_up, dtype)
-        self.down = frozen_linear(layer.down, dtype)
-
-    def __call__(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        attend: Attend,
-        embedding: Tensor | None = None,
-    ) -> Tensor:
-        """Run the layer; see run_layer."""
-        return run_layer(self, x, rotary, attend, embedding)
-
-
-def _frozen_norm(norm: Norm | None, dtype: torch.dtype) -> FrozenNorm | None:
-    return None if norm is None else FrozenNorm(norm, dtype)
-
-
-def run_layer(
-    layer: DecoderLayer | FrozenLayer,
-    x: Tensor,
-    rotary: tuple[Tensor, Tensor],
-    attend: Attend,
-    embedding: Tensor | None,
-) -> Tensor:
-    """Run one decoder layer.
-
-    Args:
-        layer: its weights, trainable or frozen.
-        x: [..., D] hidden states.
-        rotary: cos and sin [..., 1, hd] of the tokens' positions.
-        attend: stores keys and values and returns what each token reads.
-        embedding: [..., D] token embeddings; for a wide layer only.
-
-    Returns:
-        [..., D] hidden states after the layer.
-    """
-    hidden = layer.hidden_norm(x)
-    residual = hidden if layer.kind.normed_residual else x
-    if layer.embedding_norm is not None:
-        assert embedding is not None
-        hidden = torch.cat((layer.embedding_norm(embedding), hidden), -1)
-    qkv = layer.qkv(hidden).unflatten(-1, (-1, layer.head_dim))
-    both, value = qkv.split((layer.heads + layer.kv_heads, layer.kv_heads), -2)
-    if layer.query_norm is not None and layer.key_norm is not None:
-        query, key = both.split((layer.heads, layer.kv_heads), -2)
-        both = torch.cat((layer.query_norm(query), layer.key_norm(key)), -2)
-    query, key = rotate(both, *rotary).split((layer.heads, layer.kv_heads), -2)
-    x = residual + layer.out(attend(query, key, value))
-    gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, -1)
-    return x + layer.down(F.silu(gate) * up)
+    gate, up = (FrozenLinear([half.clone()]) for half in layer.gate_up.weight.to(dtype).chunk(2))
+    return PackedLayer(
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        head_dim=layer.head_dim,
+        input_norm=packed_norm(layer.hidden_norm, dtype),
+        qkv=packed_linear(layer.qkv, dtype),
+        out=packed_linear(layer.out, dtype),
+        mlp_norm=packed_norm(layer.mlp_norm, dtype),
+        gate=gate,
+        up=up,
+        down=packed_linear(layer.down, dtype),
+        query_norm=norm(layer.query_norm),
+        key_norm=norm(layer.key_norm),
+        embedding_norm=norm(layer.embedding_norm),
+        normed_residual=layer.kind.normed_residual,
+    )

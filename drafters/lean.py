@@ -6,7 +6,7 @@ trees or rows: tokens come with positions, attention is a callable.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,26 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drafters.linear import FrozenLinear
+from drafters.packed import PackedLayer, PackedNorm
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [M, H, hd], key, value [M, Hkv, hd]) -> [M, H * hd]."""
-
-
-@dataclass
-class LeanLayer:
-    """Frozen weights of one decoder layer."""
-
-    input_norm: Tensor
-    qkv: FrozenLinear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    out: FrozenLinear
-    mlp_norm: Tensor
-    gate_up: FrozenLinear
-    down: FrozenLinear
-    window: int | None
 
 
 class LeanModel:
@@ -57,17 +43,13 @@ class LeanModel:
         rope = config.rope_parameters
         if rope.get("rope_type", "default") in ("dynamic", "longrope"):
             raise NotImplementedError(f"rope type {rope['rope_type']} changes with the length")
-        self.epsilon = config.rms_norm_eps
-        self.heads = config.num_attention_heads
-        self.kv_heads = config.num_key_value_heads
-        self.layers = [_lean_layer(layer) for layer in model.layers]
-        self.head_dim = self.layers[0].qkv.out_features // (self.heads + 2 * self.kv_heads)
-        self.norm = model.norm.weight.detach()
+        self.layers = [_packed_layer(layer, config) for layer in model.layers]
+        self.norm = PackedNorm(model.norm.weight.detach(), config.rms_norm_eps)
         self.embedding = model.embed_tokens.weight.detach()
         self.cos, self.sin = _rotary_table(model, config.max_position_embeddings)
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, taps: tuple[int, ...]
+        self, tokens: Tensor, positions: Tensor, attend: AttendLayer, taps: tuple[int, ...]
     ) -> tuple[Tensor, Tensor | None]:
         """Run the layers over M tokens.
 
@@ -81,42 +63,13 @@ class LeanModel:
             The post-norm state [M, D], and the taps [M, len(taps) * D] or None.
         """
         x = F.embedding(tokens, self.embedding)
-        cos, sin = self.cos[positions], self.sin[positions]
+        rotary = self.cos[positions], self.sin[positions]
         tapped = []
         for index, layer in enumerate(self.layers):
-            x = self._layer(index, layer, x, (cos, sin), attend)
+            x = layer(x, rotary, partial(attend, index))
             if index in taps:
                 tapped.append(x)
-        last = F.rms_norm(x, (x.shape[-1],), self.norm, self.epsilon)
-        return last, torch.cat(tapped, -1) if tapped else None
-
-    def _layer(
-        self,
-        index: int,
-        layer: LeanLayer,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        attend: Attend,
-    ) -> Tensor:
-        hidden = F.rms_norm(x, (x.shape[-1],), layer.input_norm, self.epsilon)
-        qkv = layer.qkv(hidden).view(len(x), -1, self.head_dim)
-        both, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
-        if layer.query_norm is not None:
-            query, key = both.split((self.heads, self.kv_heads), dim=1)
-            query = F.rms_norm(query, (self.head_dim,), layer.query_norm, self.epsilon)
-            key = F.rms_norm(key, (self.head_dim,), layer.key_norm, self.epsilon)
-            both = torch.cat((query, key), 1)
-        query, key = rotate(both, *rotary).split((self.heads, self.kv_heads), dim=1)
-        x = x + layer.out(attend(index, query, key, value))
-        hidden = F.rms_norm(x, (x.shape[-1],), layer.mlp_norm, self.epsilon)
-        gate, up = layer.gate_up(hidden).chunk(2, -1)
-        return x + layer.down(F.silu(gate) * up)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary phases to [M, H, hd]; cos, sin [M, 1, hd], sin with its first half negated."""
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
+        return self.norm(x), torch.cat(tapped, -1) if tapped else None
 
 
 def _rotary_table(model: Any, length: int) -> tuple[Tensor, Tensor]:
@@ -128,21 +81,32 @@ def _rotary_table(model: Any, length: int) -> tuple[Tensor, Tensor]:
     return cos[0, :, None].contiguous(), signed[:, None].contiguous()
 
 
-def _lean_layer(layer: Any) -> LeanLayer:
+def _packed_layer(layer: Any, config: Any) -> PackedLayer:
     attention, mlp = layer.self_attn, layer.mlp
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    normed = attention.config.model_type == "qwen3"
-    return LeanLayer(
-        input_norm=layer.input_layernorm.weight.detach(),
-        qkv=_fuse(*projections),
-        query_norm=attention.q_norm.weight.detach() if normed else None,
-        key_norm=attention.k_norm.weight.detach() if normed else None,
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    qkv = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+    query_norm = key_norm = None
+    if config.model_type == "qwen3":
+        query_norm, key_norm = _norm(attention.q_norm, config), _norm(attention.k_norm, config)
+    return PackedLayer(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=qkv.out_features // (heads + 2 * kv_heads),
+        input_norm=_norm(layer.input_layernorm, config),
+        qkv=qkv,
         out=_fuse(attention.o_proj),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_fuse(mlp.gate_proj, mlp.up_proj),
+        mlp_norm=_norm(layer.post_attention_layernorm, config),
+        gate=_fuse(mlp.gate_proj),
+        up=_fuse(mlp.up_proj),
         down=_fuse(mlp.down_proj),
+        query_norm=query_norm,
+        key_norm=key_norm,
         window=window_of(attention),
     )
+
+
+def _norm(norm: Any, config: Any) -> PackedNorm:
+    return PackedNorm(norm.weight.detach(), config.rms_norm_eps)
 
 
 def _fuse(*linears: Any) -> FrozenLinear:

@@ -1,21 +1,38 @@
-"""Linear maps in the layout the CPU's matrix kernel likes best.
+"""Linear maps with the kernel that the CPU is fastest with.
 
+A few tokens are bound by reading the weights: a kernel of our own does that (native.py). For more,
 oneDNN reads a weight two to four times faster once it is packed; the packing operators are private
-to torch, so every use is guarded: where they are missing or refuse, F.linear serves.
+to torch, so every use is guarded. Where either is missing or refuses, F.linear serves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafters.native import MOST_TOKENS, kernels
+
 # One packed layout serves any number of rows; packing for one row is slow for more.
 _PACKED_FOR_ROWS = 16
+
+Then = Literal["none", "silu", "add", "multiply"]
+
+_ONEDNN = {"none": "none", "silu": "swish", "add": "add", "multiply": "mul"}
+_AFTER: dict[Then, Callable[[Tensor, Any], Tensor]] = {
+    "none": lambda y, _: y,
+    "silu": lambda y, _: F.silu(y),
+    "add": torch.add,
+    "multiply": torch.mul,
+}
 
 
 class FrozenLinear:
     """y = x W^T + b with a weight that never changes.
+
+    What often follows (an activation, a sum, a product) can be had in the same pass over the
+    output.
 
     Args:
         weights: one or several [out, in] matrices of one dtype, stacked along `out`.
@@ -30,19 +47,47 @@ class FrozenLinear:
         *,
         pack: bool = True,
     ) -> None:
-        """Stack and pack; a packed layer keeps no unpacked copy."""
+        """Stack and pack."""
         weight = weights[0].detach() if len(weights) == 1 else torch.cat(list(weights)).detach()
         self.bias = None if biases is None else torch.cat(list(biases)).detach()
         self.out_features, self.in_features = weight.shape
         self.packed = _packed(weight) if pack else None
-        self.weight = weight if self.packed is None else None
+        self.kernels = kernels(weight.dtype, weight.device.type) if pack else None
+        plain = self.packed is None or self.kernels is not None
+        self.weight = weight.contiguous() if plain else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
+        return self._run(x, "none", None)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """Return the silu of y."""
+        return self._run(x, "silu", None)
+
+    def add(self, x: Tensor, other: Tensor) -> Tensor:
+        """Return y + other; other [..., out]."""
+        return self._run(x, "add", other)
+
+    def multiply(self, x: Tensor, other: Tensor) -> Tensor:
+        """Return y * other; other [..., out]."""
+        return self._run(x, "multiply", other)
+
+    def _run(self, x: Tensor, then: Then, other: Tensor | None) -> Tensor:
+        own, tokens = self.kernels, x.numel() // self.in_features
+        few = tokens <= MOST_TOKENS or self.packed is None
+        if own is not None and few and x.dtype == own.dtype:
+            assert self.weight is not None
+            other = None if other is None else other.contiguous()
+            y = own.linear(x.contiguous(), self.weight, self.bias, then, other)
+            return y.view(*x.shape[:-1], self.out_features)
         if self.packed is None:
             assert self.weight is not None
-            return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            return _AFTER[then](F.linear(x, self.weight, self.bias), other)
+        if other is None:
+            unary = torch.ops.mkldnn._linear_pointwise
+            return unary(x, self.packed, self.bias, _ONEDNN[then], [], "")
+        binary = torch.ops.mkldnn._linear_pointwise.binary
+        return binary(x, other, self.packed, self.bias, _ONEDNN[then])
 
 
 def _packed(weight: Tensor) -> Tensor | None:
@@ -51,8 +96,9 @@ def _packed(weight: Tensor) -> Tensor | None:
         return None
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_FOR_ROWS)
-        probe = torch.ones(1, weight.shape[1], dtype=weight.dtype)
-        torch.ops.mkldnn._linear_pointwise(probe, packed, None, "none", [], "")
+        probe, other = weight.new_ones(1, weight.shape[1]), weight.new_ones(1, weight.shape[0])
+        torch.ops.mkldnn._linear_pointwise(probe, packed, None, "swish", [], "")
+        torch.ops.mkldnn._linear_pointwise.binary(probe, other, packed, None, "mul")
     except (RuntimeError, AttributeError):
         return None
     return packed

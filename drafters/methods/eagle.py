@@ -23,14 +23,15 @@ from drafters.growth import Growth
 from drafters.layers import (
     Attend,
     DecoderLayer,
-    FrozenLayer,
-    FrozenNorm,
     LayerKind,
     Norm,
     Rotary,
-    frozen_linear,
+    packed_layer,
+    packed_linear,
+    packed_norm,
 )
 from drafters.options import fill_options
+from drafters.packed import PackedLayer
 from drafters.recurrent import RecurrentSession
 from drafters.registry import register
 from drafters.shape import TargetShape
@@ -88,7 +89,7 @@ class EagleParts:
 
     fusion: Callable[[Tensor], Tensor]
     tap_norm: Tensor | None
-    layers: Sequence[DecoderLayer | FrozenLayer]
+    layers: Sequence[DecoderLayer | PackedLayer]
     norm: Callable[[Tensor], Tensor]
     head: Callable[[Tensor], Tensor]
     norm_output: bool
@@ -213,11 +214,11 @@ class EagleDrafter(NeuralDrafter):
     def frozen(self, dtype: torch.dtype) -> EagleParts:
         """Return a packed copy of the maps in this dtype, for decoding."""
         return EagleParts(
-            frozen_linear(self.fusion, dtype),
+            packed_linear(self.fusion, dtype),
             None if self.tap_norm is None else self.tap_norm.detach().to(dtype, copy=True),
-            [FrozenLayer(layer, dtype) for layer in self.decoder_layers()],
-            FrozenNorm(self.norm, dtype),
-            frozen_linear(self.head, dtype),
+            [packed_layer(layer, dtype) for layer in self.decoder_layers()],
+            packed_norm(self.norm, dtype),
+            packed_linear(self.head, dtype),
             self.config.norm_output,
             self.shape.norm_epsilon,
         )

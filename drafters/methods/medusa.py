@@ -21,7 +21,7 @@ from drafters.base import Batch, Commit, Features, NeuralDrafter, Prediction
 from drafters.errors import UserError
 from drafters.frontier import Frontier
 from drafters.growth import Growth
-from drafters.layers import frozen_linear
+from drafters.layers import packed_linear
 from drafters.options import fill_options
 from drafters.registry import register
 from drafters.sampling import RowRandom, Warp
@@ -166,10 +166,10 @@ class MedusaSession:
         self.ids = None if drafter.ids is None else drafter.ids.to(target.device)
         dtype = target.dtype
         self.blocks = [
-            [frozen_linear(block.linear, dtype) for block in drafter.blocks(head)]
+            [packed_linear(block.linear, dtype) for block in drafter.blocks(head)]
             for head in range(growth.depth)
         ]
-        self.outputs = [frozen_linear(output, dtype) for output in drafter.linears()]
+        self.outputs = [packed_linear(output, dtype) for output in drafter.linears()]
         self.roots = [0] * rows
         self.last = torch.zeros(rows, drafter.shape.hidden_size, dtype=dtype, device=target.device)
 

@@ -1,4 +1,4 @@
-"""Rotary phases, the decoder layer and its frozen form."""
+"""Rotary phases, the decoder layer and its packed copy."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from drafters.base import Features
 from drafters.errors import UserError
-from drafters.layers import DecoderLayer, FrozenLayer, LayerKind, Rotary
+from drafters.layers import DecoderLayer, LayerKind, Rotary, packed_layer
 from drafters.shape import TargetShape
 from tests.tiny import tiny_target
 
@@ -62,6 +62,11 @@ def causal_attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
     later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
     return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def flat_attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same over one sequence [T, H, hd]."""
+    return causal_attend(query[None], key[None], value[None])[0]
 
 
 @pytest.mark.parametrize("name", ROPES)
@@ -128,10 +133,10 @@ def _inputs(count: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, Tensor], Tens
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_frozen_layer_equals_the_trainable_one(name: str) -> None:
+def test_the_packed_layer_equals_the_trainable_one(name: str) -> None:
     kind = KINDS[name]
     layer = _random(SHAPE, kind)
-    frozen = FrozenLayer(layer, torch.float32)
+    packed = packed_layer(layer, torch.float32)
     x, rotary, embedding = _inputs((2, 7))
     given = embedding if kind.wide else None
     expected = layer(x, rotary, causal_attend, given)
@@ -141,19 +146,19 @@ def test_the_frozen_layer_equals_the_trainable_one(name: str) -> None:
         rows = (t.unflatten(0, (2, 7)) for t in (query, key, value))
         return causal_attend(*rows).flatten(0, 1)
 
-    out = frozen(x.flatten(0, 1), flat_rotary, attend, embedding.flatten(0, 1))
+    out = packed(x.flatten(0, 1), flat_rotary, attend, embedding.flatten(0, 1))
     torch.testing.assert_close(out, expected.detach().flatten(0, 1), atol=1e-5, rtol=1e-5)
 
 
-def test_training_does_not_reach_a_frozen_layer() -> None:
+def test_training_does_not_reach_a_packed_layer() -> None:
     layer = _random(SHAPE, KINDS["all"])
-    frozen = FrozenLayer(layer, torch.float32)
-    x, rotary, embedding = _inputs((1, 5))
-    before = frozen(x, rotary, causal_attend, embedding)
+    packed = packed_layer(layer, torch.float32)
+    x, rotary, embedding = _inputs((5,))
+    before = packed(x, rotary, flat_attend, embedding)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.mul_(2)
-    assert torch.equal(frozen(x, rotary, causal_attend, embedding), before)
+    assert torch.equal(packed(x, rotary, flat_attend, embedding), before)
 
 
 @pytest.mark.parametrize("embedding", ["zero", "target", "random"])
@@ -209,10 +214,10 @@ def test_the_normed_residual_replaces_the_raw_one() -> None:
 
 def test_bfloat16_copy_stays_close() -> None:
     layer = _random(SHAPE, KINDS["all"])
-    frozen = FrozenLayer(layer, torch.bfloat16)
-    x, rotary, embedding = _inputs((1, 6))
+    packed = packed_layer(layer, torch.bfloat16)
+    x, rotary, embedding = _inputs((6,))
     halves = [t.bfloat16() for t in (x, *rotary, embedding)]
-    out = frozen(halves[0], (halves[1], halves[2]), causal_attend, halves[3])
-    expected = layer(x, rotary, causal_attend, embedding)
+    out = packed(halves[0], (halves[1], halves[2]), flat_attend, halves[3])
+    expected = layer(x, rotary, flat_attend, embedding)
     assert out.dtype == torch.bfloat16
     assert (out.float() - expected).abs().max() < 0.05 * expected.abs().max()

@@ -66,7 +66,8 @@ def test_one_row_needs_no_mask_for_a_chain() -> None:
     for depth in (1, 2, 3):
         placement = cells.place(Frontier(straight, straight, depth))
         assert placement.hidden is None
-        assert placement.cells.tolist() == placement.positions.tolist() == [4 + depth]
+        assert placement.cells == slice(4 + depth, 5 + depth)
+        assert placement.positions.tolist() == [4 + depth]
         assert placement.counts == [1]
 
 

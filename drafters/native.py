@@ -1,0 +1,149 @@
+"""Kernels of native.c: compiled at first use, kept, and left out where that cannot be done.
+
+Nothing here is needed for a right answer: without a C compiler, on another device or in another
+dtype `kernels` is None and torch's own operators serve. DRAFTERS_NATIVE=0 switches them off.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafters.embedded import cache_root
+
+MOST_TOKENS = 12  # beyond, oneDNN's packed kernel is as fast (docs/performance.md)
+
+_SOURCE = Path(__file__).with_suffix(".c")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+_NAMES = {torch.float32: "float", torch.bfloat16: "bf16"}
+_THEN = {"none": 0, "silu": 1, "add": 2, "multiply": 3}
+
+
+class Kernels:
+    """The compiled functions of one dtype.
+
+    Args:
+        library: of native.c.
+        dtype: of weights and states.
+    """
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        """Look the functions up."""
+        pointer, number = ctypes.c_void_p, ctypes.c_long
+        self.dtype = dtype
+        self._linear: Any = library[f"linear_{_NAMES[dtype]}"]
+        self._linear.argtypes = [*[pointer] * 5, *[number] * 3, ctypes.c_int]
+        self._norm: Any = library[f"rms_norm_{_NAMES[dtype]}"]
+        self._norm.argtypes = [*[pointer] * 3, *[number] * 2, ctypes.c_float]
+        self._rotate: Any = library[f"rotate_{_NAMES[dtype]}"]
+        self._rotate.argtypes = [pointer, number, pointer, pointer, *[number] * 3]
+        for function in (self._linear, self._norm, self._rotate):
+            function.restype = None
+
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, then: str, other: Tensor | None
+    ) -> Tensor:
+        """Return x W^T + b, then silu of it, or with `other` [n, out] added or multiplied.
+
+        Args:
+            x: [..., in], contiguous: n tokens.
+            weight: [out, in], contiguous.
+            bias: [out] or None.
+            then: "none", "silu", "add" or "multiply".
+            other: [n, out], contiguous; for the last two.
+
+        Returns:
+            [n, out].
+        """
+        wide = x.shape[-1]
+        tokens = x.numel() // wide
+        y = x.new_empty(tokens, weight.shape[0])
+        self._linear(
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            x.data_ptr(),
+            None if other is None else other.data_ptr(),
+            y.data_ptr(),
+            tokens,
+            wide,
+            weight.shape[0],
+            _THEN[then],
+        )
+        return y
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Norm the last dimension of contiguous [..., D]."""
+        y = torch.empty_like(x)
+        width = x.shape[-1]
+        rows = x.numel() // width
+        self._norm(weight.data_ptr(), x.data_ptr(), y.data_ptr(), rows, width, epsilon)
+        return y
+
+    def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Apply rotary phases in place to [n, H, hd], a token's heads contiguous."""
+        tokens, heads, width = x.shape
+        phases = cos.data_ptr(), sin.data_ptr()
+        self._rotate(x.data_ptr(), x.stride(0), *phases, tokens, heads, width)
+
+
+@cache
+def kernels(dtype: torch.dtype, device: str) -> Kernels | None:
+    """Return the kernels for a dtype, or None where torch's own operators must serve."""
+    if device != "cpu" or dtype not in _NAMES or os.environ.get("DRAFTERS_NATIVE") == "0":
+        return None
+    library = _library()
+    return None if library is None else Kernels(library, dtype)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    compiler = next(filter(None, map(shutil.which, _compilers())), None)
+    if compiler is None:
+        return None
+    built = _built(compiler)
+    try:
+        if not built.exists():
+            _compile(compiler, built)
+        return ctypes.CDLL(str(built))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _compilers() -> Sequence[str]:
+    return [name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name]
+
+
+def _built(compiler: str) -> Path:
+    """Return where the library for this source, compiler and processor lies."""
+    what = [_SOURCE.read_text(), *_FLAGS, compiler, platform.machine(), _processor()]
+    digest = hashlib.sha256("\n".join(what).encode()).hexdigest()[:16]
+    return cache_root() / "native" / f"{digest}.so"
+
+
+def _processor() -> str:
+    """Return what tells one processor's instructions from another's."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _compile(compiler: str, built: Path) -> None:
+    """Compile under a temporary name, then rename: another process never loads half a library."""
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        fresh = Path(folder) / "native.so"
+        command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(fresh), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        fresh.replace(built)
