@@ -58,6 +58,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "opt": {},
     "olmo2": {},
     "mixtral": {},
+    "granite": {"logits_scaling": 4.0},
     "qwen3_moe": {"norm_topk_prob": True},
 }
 EAGER_ONLY = ("gemma2",)
