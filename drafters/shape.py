@@ -5,6 +5,8 @@ from typing import Any
 
 from drafters.errors import UserError
 
+_INNER = ("intermediate_size", "ffn_dim", "n_inner")  # how families call the width of their MLP
+
 
 @dataclass(frozen=True)
 class TargetShape:
@@ -39,7 +41,7 @@ class TargetShape:
         epsilon = values.get("rms_norm_eps", values.get("layer_norm_epsilon", 1e-5))
         return cls(
             hidden_size=hidden,
-            intermediate_size=values.get("intermediate_size") or 4 * hidden,
+            intermediate_size=next(filter(None, map(values.get, _INNER)), 4 * hidden),
             num_layers=config.num_hidden_layers,
             num_heads=heads,
             num_kv_heads=values.get("num_key_value_heads") or heads,

@@ -11,6 +11,7 @@ from drafters.registry import build_drafter
 from drafters.target import Target
 from inference import generate
 from inference.generate import Generation, Sampling
+from inference.stop import Stop
 from tests.folders import VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import tiny_model
 
@@ -68,12 +69,29 @@ def test_a08_and_a10(target: Target, plain: list[int], gamma: int, span: tuple[i
     assert output.rounds * output.tau + 1 == pytest.approx(len(truth))
 
 
-def test_a08_inside_a_token(target: Target, plain: list[int]) -> None:
-    """The token that completes the string is kept whole, as Hugging Face keeps it."""
-    token = target.tokenizer.convert_tokens_to_ids("the")
-    model_says = target.tokenizer.decode([token])
-    from inference.stop import Stop
+def test_a08_a_string_that_begins_in_the_prompt(target: Target, plain: list[int]) -> None:
+    string = PROMPT[-2:] + target.tokenizer.decode(plain[:1])
+    truth = hf_with_string(target, string)
+    none = build_drafter("none", {}, target.shape)
+    (output,) = generate(target, none, [PROMPT], max_new_tokens=NEW, stop_strings=[string])
+    assert output.ids == truth == plain[:1]
 
+
+def test_a08_a_string_that_ends_inside_a_token(target: Target) -> None:
+    """The token is kept whole, as Hugging Face keeps it; a string in the prompt alone is none."""
+    token = target.tokenizer.convert_tokens_to_ids("the")
     stop = Stop(strings=("th",), tokenizer=target.tokenizer)
-    assert model_says == "the"
     assert stop.cut([5], [token, 9], room=9) == (1, "stop")
+    assert stop.cut([token], [9, 9], room=9) == (2, None)
+    assert stop.cut([5], [9, token, token], room=9) == (2, "stop")
+
+
+def test_a08_end_token_string_and_limit_in_one_block(target: Target) -> None:
+    """Whatever comes first ends the row; on one token, an end goes before the limit."""
+    letters = target.tokenizer("abcde")["input_ids"]
+    stop = Stop(frozenset({letters[3]}), ("bc",), target.tokenizer)
+    assert stop.cut([], letters, room=9) == (3, "stop")
+    assert stop.cut([], letters, room=2) == (2, "length")
+    assert stop.cut([], letters, room=3) == (3, "stop")
+    assert stop.cut([], letters[3:], room=1) == (1, "stop")
+    assert stop.cut([], letters[4:], room=2) == (1, None)

@@ -16,6 +16,7 @@ from drafters.cache import Placement
 from drafters.errors import UserError
 from drafters.lean import LeanModel
 from drafters.selftest import SelfTest
+from drafters.shape import TargetShape
 from drafters.target import Target
 from tests.tiny import tiny_model, tiny_target
 
@@ -121,7 +122,7 @@ def test_a_lean_target_costs_one_forward_of_the_model() -> None:
     sizes = []
     model.register_forward_hook(lambda _module, _inputs, out: sizes.append(out.logits.shape))
     assert Target(model).engine == "fast"
-    assert sizes == [(3, 12, 128)]  # three paths of at most 8 + 4 tokens
+    assert sizes == [(3, 10, 128)]  # three paths of at most 6 + 4 tokens
 
 
 def test_low_precision_is_judged_by_its_own_measure() -> None:
@@ -194,3 +195,8 @@ def test_longrope_is_served_within_its_original_context() -> None:
     found = _quietly("phi3", rope_parameters=rope, original_max_position_embeddings=32)
     assert found.config.max_position_embeddings == 256
     assert found.shape.max_positions == 32
+
+
+@pytest.mark.parametrize(("family", "width"), [("llama", 128), ("gpt2", 128), ("opt", 128)])
+def test_the_width_of_the_mlp_by_any_name(family: str, width: int) -> None:
+    assert TargetShape.of(tiny_model(family).config, 128).intermediate_size == width
