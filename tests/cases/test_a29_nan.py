@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from drafters.base import Commit, Features
+from drafters.base import Commit, Drafter, Features
 from drafters.errors import UserError
-from drafters.growth import Chain, Growth
+from drafters.growth import Chain, Growth, Static
 from drafters.registry import build_drafter
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
@@ -63,8 +63,11 @@ class Tempter:
         return trees
 
 
-def decoder_of(target: Target, drafter: object, growth: Growth, rows: int) -> Decoder:
-    return Decoder(target, drafter, growth, rows=rows, capacity=30, warp=Warp(), stop=Stop())
+def decoder_of(
+    target: Target, drafter: Drafter, growth: Growth, rows: int, warp: Warp | None = None
+) -> Decoder:
+    warp = warp or Warp()
+    return Decoder(target, drafter, growth, rows=rows, capacity=30, warp=warp, stop=Stop())
 
 
 def decode(decoder: Decoder) -> list[list[int]]:
@@ -111,7 +114,33 @@ def test_a29_plain_decoding_that_overflows_is_said() -> None:
         decode(decoder)
 
 
-def test_a29_the_law_is_untouched() -> None:
+@pytest.mark.parametrize("growth", [Chain(2, "sampled"), Static((2, 2), "sampled")], ids=str)
+def test_a29_a_drafter_that_overflows_draws_from_a_law(growth: Growth) -> None:
+    """Uniform in place of NaN: a law like any other, and the one the verifier is told."""
+    target, small = tiny_target(), tiny_target(seed=9, num_hidden_layers=1)
+    small.model.get_input_embeddings().weight.data[:] = torch.inf
+    drafter = build_drafter("draft_model", {"model": small}, target.shape)
+    decoder = decoder_of(target, drafter, growth, 1, Warp(1.0))
+    decoder.admit({0: Request(PROMPTS[0], NEW, RowRandom(0))})
+    while decoder.running:
+        commit = decoder.round()[0]
+        assert commit is not None
+        assert commit.tree is not None
+        if commit.tree.drafted:
+            assert commit.tree.laws is not None
+            first = commit.tree.laws.probs[0]
+            assert torch.equal(first, torch.full_like(first, 1 / 128))
+
+
+@pytest.mark.parametrize(
+    ("spoilt_drafter", "spoilt_target"),
+    [
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a29_the_law_is_untouched(spoilt_drafter: bool, spoilt_target: bool) -> None:
     """Whether a drawn token is submitted may not depend on it: exact, over every outcome.
 
     Where plain decoding goes on after the bad token it ends in the error, with its probability.
@@ -122,7 +151,7 @@ def test_a29_the_law_is_untouched() -> None:
     for _ in range(3):
         longer: dict[tuple[object, ...], float] = {}
         for tokens, probability in expected.items():
-            if bad in tokens:
+            if spoilt_target and bad in tokens:
                 longer[tokens] = probability
                 continue
             with torch.no_grad():
@@ -130,8 +159,11 @@ def test_a29_the_law_is_untouched() -> None:
             for token, share in enumerate(logits.double().softmax(-1).tolist()):
                 longer[*tokens, token] = probability * share
         expected = longer
-    spoil(target, bad)
-    drafter = build_drafter("draft_model", {"model": small(3, seed=2, layers=1)}, target.shape)
+    guesser = small(3, seed=2, layers=1)
+    for model, spoilt in ((target, spoilt_target), (guesser, spoilt_drafter)):
+        if spoilt:
+            spoil(model, bad)
+    drafter = build_drafter("draft_model", {"model": guesser}, target.shape)
 
     def procedure(coin: WalkingCoin) -> tuple[int, ...]:
         decoder = Decoder(
