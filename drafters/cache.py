@@ -233,6 +233,11 @@ class KVCache:
         """Commit the first counts[b] tokens placed last in each row."""
         self.lengths += torch.tensor(counts)
 
+    def wipe(self, row: int) -> None:
+        """Zero what lies beyond a row's committed tokens: masked cells must be finite."""
+        start = row * self.capacity
+        self.store[:, :, start + int(self.lengths[row]) : start + self.capacity] = 0
+
     def reset(self, row: int) -> None:
         """Empty a row for its next sequence."""
         self.lengths[row] = 0

@@ -72,6 +72,18 @@ def _target_ids(choice: Tensor, ids: Tensor | None) -> Tensor:
     return choice if ids is None else ids[choice]
 
 
+def _drawable(warp: Warp, logits: Tensor, ids: Tensor | None = None) -> Laws:
+    """Return the laws to draw drafts from, uniform where the drafter's states overflowed.
+
+    Any law will do as long as it is the one that was drawn from; a NaN is none.
+    """
+    laws = warp.laws(logits, ids)
+    broken = ~laws.probs.sum(-1).isfinite()
+    if bool(broken.any()):
+        laws.probs[broken] = 1 / laws.probs.shape[-1]
+    return laws
+
+
 def _check_draft(draft: str, allowed: Sequence[str], growth: str) -> None:
     if draft not in allowed:
         raise UserError(f"draft is {draft!r} with growth {growth}: give {' or '.join(allowed)}")
@@ -121,7 +133,7 @@ class Chain:
         laws: list[Tensor] = []
         for depth in range(1, self.gamma + 1):
             if sampled:
-                law = warp.laws(logits, guesser.ids)
+                law = _drawable(warp, logits, guesser.ids)
                 laws.append(law.probs)
                 drawn = [coin.draw(law.law(i)) for i, coin in enumerate(coins)]
                 columns.append(torch.tensor(drawn, device=device))
@@ -202,7 +214,7 @@ class Static:
                     f"{logits.shape[-1]} ids: give that or less"
                 )
             if sampled:
-                probs = warp.laws(logits.flatten(0, 1)).probs.view(logits.shape)
+                probs = _drawable(warp, logits.flatten(0, 1)).probs.view(logits.shape)
                 choice = torch.stack(
                     [coin.draw_distinct(probs[i], width) for i, coin in enumerate(coins)]
                 )

@@ -5,6 +5,8 @@ from typing import Any
 
 from drafters.errors import UserError
 
+_INNER = ("intermediate_size", "ffn_dim", "n_inner")  # how families call the width of their MLP
+
 
 @dataclass(frozen=True)
 class TargetShape:
@@ -12,6 +14,8 @@ class TargetShape:
 
     Args:
         vocab_size: rows of its embedding (not the tokenizer's length).
+        max_positions: of a context. With longrope the shorter, original length: beyond it every
+            position turns otherwise, those in the cache too.
         rope: the config's rope_parameters (rope_type, rope_theta, ...).
         norm_epsilon: of its norms.
     """
@@ -33,18 +37,19 @@ class TargetShape:
         values = config.to_dict()
         heads = config.num_attention_heads
         hidden = config.hidden_size
+        rope = values.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0}
         epsilon = values.get("rms_norm_eps", values.get("layer_norm_epsilon", 1e-5))
         return cls(
             hidden_size=hidden,
-            intermediate_size=values.get("intermediate_size") or 4 * hidden,
+            intermediate_size=next(filter(None, map(values.get, _INNER)), 4 * hidden),
             num_layers=config.num_hidden_layers,
             num_heads=heads,
             num_kv_heads=values.get("num_key_value_heads") or heads,
             head_dim=values.get("head_dim") or hidden // heads,
             vocab_size=vocab_size,
-            max_positions=config.max_position_embeddings,
+            max_positions=_max_positions(config, rope),
             norm_epsilon=epsilon,
-            rope=values.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0},
+            rope=rope,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,3 +70,11 @@ class TargetShape:
                 f"name the layers yourself, distinct ids from 0 to {count - 1}"
             )
         return (1, count // 2 - 1, count - 4)
+
+
+def _max_positions(config: Any, rope: dict[str, Any]) -> int:
+    longest = config.max_position_embeddings
+    if rope.get("rope_type") != "longrope":
+        return longest
+    original = rope.get("original_max_position_embeddings")
+    return min(longest, original or config.to_dict()["original_max_position_embeddings"])

@@ -22,11 +22,11 @@ from drafters.errors import UserError
 from drafters.lean import LeanModel, window_of
 from drafters.linear import FrozenLinear
 from drafters.reference import ReferenceModel, decoder_layers
+from drafters.selftest import SelfTest, check_kind
 from drafters.shape import TargetShape
 from drafters.tree import TokenTree, causal
 
 PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
-_TOLERANCE = 1e-3  # of the lean forward's logits against the model's own, float32
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Target:
         engine: "fast" (lean forward where supported), or "reference" (the model's own).
 
     Raises:
-        UserError: if the engine's name is unknown or the model cannot be served.
+        UserError: if the engine's name is unknown, or the model is of a kind that cannot be served
+            or differs from its own plain forward when it is (drafters/selftest.py).
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Target:
         """Freeze the model and choose its forward."""
         if engine not in ("fast", "reference"):
             raise UserError(f"engine is {engine!r}: give fast or reference")
+        check_kind(model.config.get_text_config(), type(model))
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
@@ -68,10 +70,15 @@ class Target:
         self._embedding = model.get_input_embeddings()
         self._head = FrozenLinear([model.get_output_embeddings().weight], _head_bias(model))
         self._reduced: tuple[Tensor, FrozenLinear] | None = None
-        self._logit_cap: float | None = self.config.to_dict().get("final_logit_softcapping")
+        values = self.config.to_dict()
+        self._logit_cap: float | None = values.get("final_logit_softcapping")
+        self._logit_scale: float = (values.get("logit_scale") or 1) / (
+            values.get("logits_scaling") or 1
+        )
         self.shape = TargetShape.of(self.config, self._embedding.weight.shape[0])
-        self._reference = ReferenceModel(model.base_model, _windows(model))
-        self._lean = self._choose_lean() if engine == "fast" else None
+        self._reference = _reference(model, name)
+        self._lean: LeanModel | None = None
+        self._choose_forward(engine)
 
     @classmethod
     def load(
@@ -97,12 +104,15 @@ class Target:
         """
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         try:
-            AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+            check_kind(config.get_text_config())
             loader: Any = AutoModelForCausalLM
             model = loader.from_pretrained(
                 path, dtype=kind, use_safetensors=True, trust_remote_code=trust_remote_code
             )
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except UserError:
+            raise
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
@@ -153,6 +163,8 @@ class Target:
     def head(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return logits [..., V] of post-norm states, or [..., K] on the given ids."""
         logits = (self._head if ids is None else self._reduced_head(ids))(hidden)
+        if self._logit_scale != 1:
+            logits = logits * self._logit_scale
         cap = self._logit_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -311,38 +323,39 @@ class Target:
         shaped = (rows, length, -1)
         return None if taps is None else taps.view(shaped), last.view(shaped)
 
-    def _choose_lean(self) -> LeanModel | None:
-        """Return the lean forward if it exists and equals the model's own, else warn once."""
-        try:
-            lean = LeanModel(self.model.base_model)
-        except NotImplementedError as reason:
-            warnings.warn(f"{self.name}: {reason}; using the reference engine", stacklevel=3)
-            return None
-        self._lean = None
-        expected = self._probe()
-        self._lean = lean
-        worst = (self._probe() - expected).abs().max().item()
-        tolerance = _TOLERANCE if self.dtype == torch.float32 else 0.1
-        if worst <= tolerance * max(1.0, expected.abs().max().item()):
-            return lean
-        warnings.warn(
-            f"{self.name}: the lean forward differs from the model's own by {worst:.2g}; "
-            "using the reference engine",
-            stacklevel=3,
-        )
-        return None
+    def _choose_forward(self, engine: str) -> None:
+        """Take the lean forward if it exists and passes the self-test, else the model's own.
 
-    @torch.inference_mode()
-    def _probe(self) -> Tensor:
-        """Return logits of a short tree over a short prefix, the shapes that decoding uses."""
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(self.shape.vocab_size, (12,), generator=generator)
-        cache = self.new_cache(1, 16)
-        self.prefill([ids[:8]], cache, Features())
-        tree = TokenTree(ids[8:], torch.tensor([-1, 0, 1, 0]))
-        output = self.forward_trees([tree], cache, Features())[0]
-        assert output is not None
-        return output.logits.float()
+        Raises:
+            UserError: if the model's own fails it too.
+        """
+        test = SelfTest(self.model, self.shape.vocab_size, self.shape.num_layers)
+        if engine == "fast":
+            try:
+                self._lean = LeanModel(self.model.base_model)
+            except NotImplementedError as found:
+                reason = str(found)
+            else:
+                difference = test.difference(self)
+                if difference is None:
+                    return
+                reason = f"the lean forward fails the self-test ({difference})"
+                self._lean = None
+            warnings.warn(f"{self.name}: {reason}; using the reference engine", stacklevel=3)
+        try:
+            difference = test.difference(self)
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise UserError(
+                f"target {self.name} does not run over the engine's cache ({reason}): "
+                "give a model whose layers share one number and size of key heads and take "
+                "position_ids and a 4-D mask"
+            ) from error
+        if difference is not None:
+            raise UserError(
+                f"target {self.name} would be served wrongly: {difference}; the engine has no form "
+                "for what this model does, give another"
+            )
 
 
 def causal_block(length: int) -> Block:
@@ -376,17 +389,20 @@ def _full_masks(
     return masks
 
 
-def _windows(model: Any) -> list[int | None]:
-    """Return every layer's sliding window."""
+def _reference(model: Any, name: str) -> ReferenceModel:
+    """Return the model's own forward with every layer's sliding window."""
     config = model.config.get_text_config()
-    layers = decoder_layers(model.base_model, config.num_hidden_layers)
+    try:
+        layers = decoder_layers(model.base_model, config.num_hidden_layers)
+    except NotImplementedError as error:
+        raise UserError(f"target {name}: {error}; give a model with one list of layers") from error
     windows = []
     for layer in layers:
         attentions = [
             m for m in layer.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
         ]
         windows.append(window_of(attentions[0]) if attentions else None)
-    return windows
+    return ReferenceModel(model.base_model, windows)
 
 
 def _head_bias(model: Any) -> list[Tensor] | None:

@@ -6,7 +6,7 @@ nothing here knows which drafter proposes.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from drafters.growth import Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
+from inference.spoilt import check_finite, spoilt_rows, step_alone
 from inference.stop import Stop
 from inference.verify import Verifier, lossless
 
@@ -145,8 +146,14 @@ class Decoder:
         layout = self.target.lay_out(trees, self.cache)
         marks.append(time.perf_counter())
         outputs = self.target.run(layout, self.cache, self.session.features)
+        spoilt = spoilt_rows(outputs)
+        if spoilt:
+            features = self.session.features
+            trees, outputs = step_alone(
+                self.target, self.cache, features, trees, outputs, spoilt=spoilt
+            )
         marks.append(time.perf_counter())
-        commits, paths = self._judge(trees, outputs)
+        commits, paths = self._judge(trees, outputs, spoilt)
         self.cache.keep(paths)
         self.session.observe(commits)
         marks.append(time.perf_counter())
@@ -163,18 +170,22 @@ class Decoder:
         return [i for i, row in enumerate(self.rows) if row is not None and row.finished is None]
 
     def _judge(
-        self, trees: Sequence[TokenTree | None], outputs: Sequence[TargetOutput | None]
+        self,
+        trees: Sequence[TokenTree | None],
+        outputs: Sequence[TargetOutput | None],
+        single: Collection[int],
     ) -> tuple[list[Commit | None], list[list[int] | None]]:
-        """Return each row's commit and the path its cache keeps."""
+        """Return each row's commit and the path its cache keeps; `single` rows emit one token."""
         commits: list[Commit | None] = []
         paths: list[list[int] | None] = []
-        for row, tree, output in zip(self.rows, trees, outputs, strict=True):
+        for index, (row, tree, output) in enumerate(zip(self.rows, trees, outputs, strict=True)):
             if row is None or tree is None or output is None:
                 commits.append(None)
                 paths.append(None)
                 continue
             verdict = self.verify(self.warp.laws(output.logits), tree, row.random.verify)
             emitted = [tree.token_list[node] for node in verdict.path[1:]] + [verdict.token]
+            emitted = emitted[:1] if index in single else emitted
             count, finished = self.stop.cut(row.ids, emitted, row.room)
             path, emitted = verdict.path[:count], emitted[:count]
             self._advance(row, emitted, finished)
@@ -186,6 +197,7 @@ class Decoder:
         """Emit a row's first token from the prompt's last logits."""
         row = self.rows[index]
         assert row is not None
+        check_finite(self.target, output)
         token = row.random.verify.draw(self.warp.laws(output.logits).law(0))
         prompt = torch.tensor(row.ids)
         _, finished = self.stop.cut(row.ids, [token], row.room)

@@ -31,6 +31,7 @@ class Sampling:
         seed: of all rows; prompt number i draws from its own streams of it.
         stop_strings: texts that end an output.
         eos_ids: ids that end an output; None: the target's own.
+        scores: whether outputs carry the score of every token.
     """
 
     max_new_tokens: int = 128
@@ -38,6 +39,7 @@ class Sampling:
     seed: int = 0
     stop_strings: tuple[str, ...] = ()
     eos_ids: frozenset[int] | None = None
+    scores: bool = False
 
     def __post_init__(self) -> None:
         """Check what no later stage would check before model work."""
@@ -55,6 +57,8 @@ class Output:
         accepted, attempted, drafted: per round, the prefill apart: drafted tokens emitted, depths
             judged, nodes drafted. The raw material of alpha and tau.
         text: the ids decoded; empty without a tokenizer.
+        scores: per token, in nats: the log of its probability in the target's own law, before
+            warping, whoever drafted it; empty unless asked for.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -63,6 +67,7 @@ class Output:
     attempted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     text: str = ""
+    scores: list[float] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:
@@ -190,6 +195,8 @@ class Generation:
             if commit is None or number is None:
                 continue
             self.outputs[number].add(commit)
+            if self.sampling.scores:
+                self.outputs[number].scores += _scores(commit)
             yield number, commit
 
 
@@ -221,6 +228,7 @@ def generate(
     seed: int = 0,
     stop_strings: Sequence[str] = (),
     eos_ids: Sequence[int] | None = None,
+    scores: bool = False,
 ) -> list[Output]:
     """Decode prompts to the end: exact in law, and greedy output identical in float32.
 
@@ -238,6 +246,7 @@ def generate(
         seed: prompt number i draws from its own streams of it.
         stop_strings: texts that end an output.
         eos_ids: ids that end an output; None: the target's own.
+        scores: whether outputs carry the score of every token.
 
     Raises:
         UserError: if a value or prompt cannot be served; before any model work.
@@ -248,9 +257,18 @@ def generate(
         seed=seed,
         stop_strings=tuple(stop_strings),
         eos_ids=None if eos_ids is None else frozenset(eos_ids),
+        scores=scores,
     )
     run = Generation(target, drafter, prompts, growth=growth, sampling=sampling, rows=rows)
     return run.run()
+
+
+def _scores(commit: Commit) -> list[float]:
+    """Return the log-probability of each emitted token after the node it follows."""
+    assert commit.logits is not None
+    nodes = list(commit.path) or [0]
+    laws = commit.logits[nodes].float().log_softmax(-1)
+    return laws[range(len(nodes)), list(commit.emitted)].tolist()
 
 
 def _ids(target: Target, prompt: Sequence[int] | str) -> list[int]:

@@ -48,6 +48,7 @@ class Acceptance:
         accepted: drafted tokens among these.
         attempted: depths judged.
         drafted: nodes drafted.
+        undrafted: rounds whose tree was the root alone.
         alpha_by_depth: of the rounds that judged depth d (from 1), the share that accepted it.
         survival_by_depth: of all rounds, the share that accepted depth d (from 1).
     """
@@ -57,6 +58,7 @@ class Acceptance:
     accepted: int
     attempted: int
     drafted: int
+    undrafted: int
     alpha_by_depth: tuple[float, ...]
     survival_by_depth: tuple[float, ...]
 
@@ -98,6 +100,7 @@ def acceptance(rounds: Sequence[Round]) -> Acceptance:
         accepted=sum(r.accepted for r in rounds),
         attempted=sum(r.attempted for r in rounds),
         drafted=sum(r.drafted for r in rounds),
+        undrafted=sum(r.drafted == 0 for r in rounds),
         alpha_by_depth=tuple(a / b for a, b in zip(reached, judged, strict=True)),
         survival_by_depth=tuple(a / len(rounds) for a in reached),
     )

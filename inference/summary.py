@@ -100,6 +100,7 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         "accepted_per_round": found.accepted_per_round,
         "acceptance_rate": found.acceptance_rate,
         "rounds": found.rounds,
+        "rounds_without_draft": found.undrafted,
         "tokens": own.tokens,
         "seconds": own.seconds,
         "tokens_per_second": own.tokens_per_second,

@@ -3,18 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from drafters.base import Commit, Features
 from drafters.growth import Growth
@@ -37,28 +26,45 @@ _SIZES = {
 }
 
 
-def tiny_model(family: str = "llama", *, seed: int = 0, **changes: object) -> torch.nn.Module:
+_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+_FAMILIES: dict[str, dict[str, object]] = {
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "mixtral": _EXPERTS,
+    "opt": {"word_embed_proj_dim": 64},
+    "phi3": {"pad_token_id": None},
+    "qwen3_moe": {**_EXPERTS, "moe_intermediate_size": 64},
+}
+_RENAMED = {
+    "gpt2": {"intermediate_size": "n_inner"},
+    "opt": {"intermediate_size": "ffn_dim", "initializer_range": "init_std"},
+}
+
+
+def tiny_model(
+    family: str = "llama", *, seed: int = 0, attention: str = "sdpa", **changes: object
+) -> torch.nn.Module:
     """Make a random model; initializer_range 0.5 keeps its logits well apart."""
     torch.manual_seed(seed)
-    sizes = {**_SIZES, **changes}
-    if family == "gpt2":
-        rename = {"num_key_value_heads": None, "intermediate_size": "n_inner"}
-        sizes = {rename.get(k, k): v for k, v in sizes.items() if rename.get(k, k) is not None}
-        return GPT2LMHeadModel(GPT2Config(**sizes)).eval()
-    config, model = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "mistral": (MistralConfig, MistralForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[family]
-    return model(config(**sizes)).eval()
+    sizes = {**_SIZES, **_FAMILIES.get(family, {}), **changes}
+    names = _RENAMED.get(family, {})
+    if names:  # families without grouped queries
+        sizes.pop("num_key_value_heads")
+    config = AutoConfig.for_model(family, **{names.get(k, k): v for k, v in sizes.items()})
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
 
 
 def tiny_target(
-    family: str = "llama", *, seed: int = 0, engine: str = "fast", **changes: object
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    engine: str = "fast",
+    attention: str = "sdpa",
+    **changes: object,
 ) -> Target:
     """Make a random target of this family."""
-    return Target(tiny_model(family, seed=seed, **changes), name=f"tiny-{family}", engine=engine)
+    model = tiny_model(family, seed=seed, attention=attention, **changes)
+    return Target(model, name=f"tiny-{family}", engine=engine)
 
 
 def prompts_of(*lengths: int, vocab_size: int = 128, seed: int = 0) -> list[list[int]]:
@@ -74,6 +80,7 @@ class ScriptedDrafter:
         truth: per row the tokens that plain decoding emits.
         wrong: per round, after how many right tokens it goes wrong; None: always right.
         vocab_size: to make a wrong token of a right one.
+        siblings: wrong nodes beside every node of the script, elder than it.
     """
 
     name = "scripted"
@@ -84,9 +91,11 @@ class ScriptedDrafter:
         truth: Sequence[Sequence[int]],
         wrong: Sequence[int] | None = None,
         vocab_size: int = 128,
+        siblings: int = 0,
     ) -> None:
         """Keep the script."""
         self.truth, self.wrong, self.vocab_size = truth, wrong, vocab_size
+        self.siblings = siblings
 
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> "ScriptedSession":
         """Start at the first token of the script."""
@@ -133,5 +142,16 @@ class ScriptedSession:
                     token if depth < right else (token + 1) % self.drafter.vocab_size
                     for depth, token in enumerate(guess)
                 ]
-            trees.append(TokenTree.chain([self.roots[row], *guess]))
+            trees.append(self._tree(self.roots[row], guess))
         return trees
+
+    def _tree(self, root: int, guess: Sequence[int]) -> TokenTree:
+        tokens, parent, node = [root], [-1], 0
+        for token in guess:
+            elder = [
+                (token + 2 + i) % self.drafter.vocab_size for i in range(self.drafter.siblings)
+            ]
+            tokens += [*elder, token]
+            parent += [node] * (len(elder) + 1)
+            node = len(tokens) - 1
+        return TokenTree(torch.tensor(tokens), torch.tensor(parent))

@@ -1,0 +1,84 @@
+"""A07: an end token anywhere in a block ends the row there. A09: no end token is no trouble."""
+
+import pytest
+import torch
+
+from drafters.growth import Chain
+from drafters.registry import build_drafter
+from drafters.target import Target
+from inference import generate
+from tests.tiny import prompts_of, tiny_target
+from tests.unit.test_every_drafter import NAMES
+from tests.unit.test_every_drafter import make as make_drafter
+
+PROMPT = prompts_of(12, seed=3)[0]
+GAMMA = 6
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def plain(target: Target) -> list[int]:
+    (output,) = generate(target, make_drafter("none", target), [PROMPT], max_new_tokens=24)
+    assert len(set(output.ids[: GAMMA + 2])) == GAMMA + 2
+    return output.ids
+
+
+def hf_with_end(target: Target, end: int) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    out = target.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=24,
+        eos_token_id=end,
+        pad_token_id=0,
+    )
+    return out[0, len(PROMPT) :].tolist()
+
+
+# the prefill's token, third in a block, last draft, bonus
+@pytest.mark.parametrize("place", [0, 3, GAMMA, GAMMA + 1])
+def test_a07_ends_at_the_same_index(target: Target, plain: list[int], place: int) -> None:
+    end = plain[place]
+    truth = hf_with_end(target, end)
+    assert truth == plain[: place + 1]
+    for name in NAMES:
+        drafter = make_drafter(name, target)
+        (output,) = generate(
+            target, drafter, [PROMPT], growth=Chain(3), max_new_tokens=24, eos_ids=[end]
+        )
+        assert output.ids == truth
+        assert output.finish_reason == "stop"
+    itself = build_drafter("draft_model", {"model": target}, target.shape)
+    (output,) = generate(
+        target, itself, [PROMPT], growth=Chain(GAMMA), max_new_tokens=24, eos_ids=[end]
+    )
+    assert output.ids == truth
+    # what came after the end token is in no figure
+    assert output.accepted == ([] if place == 0 else [min(place, GAMMA)])
+
+
+def test_a07_a_drafted_end_token_that_is_refused_ends_nothing(target: Target) -> None:
+    """An end token in the draft alone is not the target's."""
+    (truth,) = generate(target, make_drafter("none", target), [PROMPT], max_new_tokens=24)
+    absent = next(token for token in range(128) if token not in truth.ids)
+    (output,) = generate(
+        target, make_drafter("medusa", target), [PROMPT], max_new_tokens=24, eos_ids=[absent]
+    )
+    assert output.ids == truth.ids
+    assert output.finish_reason == "length"
+
+
+def test_a09_no_end_token_at_all(target: Target) -> None:
+    assert target.eos_ids == frozenset()
+    repeated = [5, 6, 7, 8, 5, 6, 7]
+    (output,) = generate(
+        target, make_drafter("ngram", target), [repeated], growth=Chain(3), max_new_tokens=15
+    )
+    assert len(output.ids) == 15
+    assert output.finish_reason == "length"
+    assert sum(output.drafted) > 0
