@@ -1,0 +1,42 @@
+"""Growth: which nodes a tree gets. A drafter answers `step(frontier) -> logits`; a policy asks."""
+
+from drafters.errors import UserError
+from drafters.growth.base import DRAFT_MODES, Growth, Guesser
+from drafters.growth.chain import Chain
+from drafters.growth.dynamic import Dynamic
+from drafters.growth.static import Static
+
+__all__ = [
+    "DRAFT_MODES",
+    "POLICIES",
+    "Chain",
+    "Dynamic",
+    "Growth",
+    "Guesser",
+    "Static",
+    "build_growth",
+]
+
+POLICIES: dict[str, type[Chain] | type[Static] | type[Dynamic]] = {
+    "chain": Chain,
+    "static": Static,
+    "dynamic": Dynamic,
+}
+
+
+def build_growth(name: str, options: dict[str, int | str | tuple[int, ...]]) -> Growth:
+    """Make a policy by name.
+
+    Raises:
+        UserError: on an unknown policy or option; names what is allowed.
+    """
+    if name not in POLICIES:
+        raise UserError(f"growth is {name!r}: give {', '.join(POLICIES)}")
+    policy = POLICIES[name]
+    known = set(policy.__dataclass_fields__)
+    for option in options:
+        if option not in known:
+            raise UserError(
+                f"growth {name} has no option {option!r}: give {', '.join(sorted(known))}"
+            )
+    return policy(**options)  # type: ignore[arg-type]
