@@ -50,10 +50,15 @@ WHEEL = Wheel(
 )
 
 
-def cached_folder() -> Path:
-    """Return where the target lies or will lie; `DRAFTERS_CACHE` moves it."""
+def cache_root() -> Path:
+    """Return the folder of everything that is made once a machine; `DRAFTERS_CACHE` moves it."""
     root = os.environ.get("DRAFTERS_CACHE") or "~/.cache/drafters"
-    return Path(root).expanduser().resolve() / "targets" / NAME
+    return Path(root).expanduser().resolve()
+
+
+def cached_folder() -> Path:
+    """Return where the target lies or will lie."""
+    return cache_root() / "targets" / NAME
 
 
 def fetch(

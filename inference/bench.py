@@ -15,8 +15,9 @@ from drafters.errors import UserError
 from drafters.growth import Chain, Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
-from inference.costs import SIZES, CostMeter, Costs
+from inference.costs import Costs
 from inference.engine import Clock, Decoder, Request
+from inference.meter import SIZES, CostMeter
 from inference.prompts import Prompt, first_turn_ids
 from inference.spec import VERIFIERS, Spec
 from inference.stats import Round, looped

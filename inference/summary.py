@@ -17,7 +17,7 @@ from safetensors import safe_open
 from drafters import embedded
 from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
-from inference.costs import RoundCost, break_even_tau, cost_ratio, predicted_speedup
+from inference.forecast import RoundCost, break_even_tau, cost_ratio, predicted_speedup
 from inference.machine import machine, versions
 from inference.stats import ratio_of_medians
 from inference.tally import Entry, Tally, without_loops

@@ -46,6 +46,10 @@ class NgramDrafter:
         """Make one from its options."""
         return cls(**checked(cls.name, options, {"longest": int, "shortest": int}))
 
+    def options(self) -> dict[str, object]:
+        """Return the lengths."""
+        return {"longest": self.longest, "shortest": self.shortest}
+
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> "NgramSession":
         """Start a session; of the growth only the levels count."""
         return NgramSession(self, growth, rows)

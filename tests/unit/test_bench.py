@@ -22,14 +22,9 @@ from drafters.tree import TokenTree
 from inference import generate
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
 from inference.compare import compare, first_difference, tolerance
-from inference.costs import (
-    CostMeter,
-    Costs,
-    RoundCost,
-    break_even_tau,
-    cost_ratio,
-    predicted_speedup,
-)
+from inference.costs import Costs
+from inference.forecast import RoundCost, break_even_tau, cost_ratio, predicted_speedup
+from inference.meter import CostMeter
 from inference.prompts import Prompt, first_turn_ids
 from inference.report import table, write
 from inference.spec import Spec
