@@ -3,24 +3,30 @@
 from drafters.errors import UserError
 from drafters.growth.base import DRAFT_MODES, Growth, Guesser
 from drafters.growth.chain import Chain
+from drafters.growth.cost_aware import CostAware, CostAwareGrowth
 from drafters.growth.dynamic import Dynamic
+from drafters.growth.prices import Prices
 from drafters.growth.static import Static
 
 __all__ = [
     "DRAFT_MODES",
     "POLICIES",
     "Chain",
+    "CostAware",
+    "CostAwareGrowth",
     "Dynamic",
     "Growth",
     "Guesser",
+    "Prices",
     "Static",
     "build_growth",
 ]
 
-POLICIES: dict[str, type[Chain] | type[Static] | type[Dynamic]] = {
+POLICIES: dict[str, type[Chain | Static | Dynamic | CostAware]] = {
     "chain": Chain,
     "static": Static,
     "dynamic": Dynamic,
+    "cost_aware": CostAware,
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -47,14 +48,14 @@ class Dynamic(FixedShape):
     ) -> list[TokenTree]:
         """Grow one tree a row."""
         rows = len(roots)
-        value, choice = _best_children(guesser.root_logits()[:, None], self.width)
+        value, choice = best_children(guesser.root_logits()[:, None], self.width)
         values, tokens = [value.flatten(1)], [target_ids(choice, guesser.ids).flatten(1)]
         parents = [torch.full_like(tokens[0], -1)]  # by creation index; -1: the root
         frontier = Frontier(tokens[0], torch.zeros_like(tokens[0]), 1)
         path = values[0]
         first = torch.arange(path.shape[1], device=path.device).expand(rows, -1)
         for depth in range(2, self.depth + 1):
-            value, choice = _best_children(guesser.step(frontier), self.width)
+            value, choice = best_children(guesser.step(frontier), self.width)
             value = (path[..., None] + value).flatten(1)
             below = target_ids(choice, guesser.ids).flatten(1)
             above = torch.arange(path.shape[1], device=path.device)
@@ -71,7 +72,7 @@ class Dynamic(FixedShape):
         return _keep_best(roots, values, tokens, parents, self.nodes)
 
 
-def _best_children(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def best_children(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return log q and index of the most likely children [R, F, width]."""
     best = logits.topk(min(width, logits.shape[-1]), dim=-1)
     value = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
@@ -94,4 +95,5 @@ def _keep_best(
     place = torch.where(above < 0, 0, place)
     all_parents = torch.cat((torch.full((len(roots), 1), -1), place.cpu()), 1)
     all_tokens = torch.cat((torch.tensor(roots)[:, None], token.gather(1, kept).cpu()), 1)
-    return [TokenTree(t, p) for t, p in zip(all_tokens, all_parents, strict=True)]
+    confidence = torch.cat((torch.zeros(len(roots), 1), value.gather(1, kept).cpu()), 1)
+    return [TokenTree(*row) for row in zip(all_tokens, all_parents, repeat(None), confidence)]
