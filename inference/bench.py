@@ -15,9 +15,10 @@ from drafters.errors import UserError
 from drafters.growth import Chain, Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
-from inference.costs import Costs
+from inference.costs import Costs, Load
 from inference.engine import Clock, Decoder, Request
 from inference.meter import SIZES, CostMeter
+from inference.pricing import priced
 from inference.prompts import Prompt, first_turn_ids
 from inference.spec import VERIFIERS, Spec
 from inference.stats import Round, looped
@@ -176,12 +177,12 @@ def measure(
     _check_lengths(target, prompts, ids)
     baseline = Contender(BASELINE, load_drafter(BASELINE, target), Chain(1))
     race = [baseline, *drafters]
-    decoders = [_decoder(target, contender, ids, settings) for contender in race]
+    context, rows = _typical_context(target, ids, settings), min(settings.rows, len(ids))
+    load = Load(rows, len(context))
+    decoders = [_decoder(target, contender, ids, settings, load) for contender in race]
     for decoder in decoders:
         _warm_up(decoder, ids, settings)
         advance()
-    context = _typical_context(target, ids, settings)
-    rows = min(settings.rows, len(ids))
     meter = CostMeter(target, context, rows=rows, sizes=_sizes(drafters))
     for turn, group, samples in _turns(len(ids), settings):
         for place in range(len(race)):
@@ -207,14 +208,18 @@ def _turns(
 
 
 def _decoder(
-    target: Target, contender: Contender, ids: Sequence[Sequence[int]], settings: BenchSettings
+    target: Target,
+    contender: Contender,
+    ids: Sequence[Sequence[int]],
+    settings: BenchSettings,
+    load: Load,
 ) -> Decoder:
     verify = VERIFIERS["lossless" if contender.spec is None else contender.spec.verify]
     return Decoder(
         target,
         contender.drafter,
-        contender.growth,
-        rows=min(settings.rows, len(ids)),
+        priced(contender.growth, target, contender.drafter, load, settings.warp),
+        rows=load.rows,
         capacity=max(len(prompt) for prompt in ids) + settings.max_new_tokens,
         warp=settings.warp,
         stop=Stop(target.eos_ids),
@@ -248,7 +253,7 @@ def _decode(
         )
         for row, prompt in enumerate(group)
     }
-    outputs = [_Growing() for _ in group]
+    outputs = [_Growing(len(ids[prompt])) for prompt in group]
     _take(outputs, decoder.admit(requests), 0.0)
     full_rounds: list[float] = []
     while decoder.running:
@@ -268,16 +273,25 @@ def _decode(
 class _Growing:
     """One prompt's output while it grows."""
 
+    prompt: int  # its length
     ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     rounds: list[Round] = field(default_factory=list)
 
     def add(self, commit: Commit, seconds: float) -> None:
+        if commit.tree is not None:
+            self.rounds.append(
+                Round(
+                    commit.accepted,
+                    commit.attempted,
+                    commit.tree.drafted,
+                    len(commit.emitted),
+                    seconds,
+                    position=self.prompt + len(self.ids) - 1,
+                )
+            )
         self.ids.extend(commit.emitted)
         self.finish_reason = commit.finished
-        if commit.tree is not None:
-            drafted, emitted = commit.tree.drafted, len(commit.emitted)
-            self.rounds.append(Round(commit.accepted, commit.attempted, drafted, emitted, seconds))
 
     def done(self) -> Decoded:
         assert self.finish_reason is not None

@@ -15,6 +15,8 @@ from drafters.base import Drafter
 from drafters.embedded import cache_root
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
+from drafters.growth import Chain, Dynamic, Growth, Static
+from drafters.sampling import Warp
 from drafters.target import Target
 from inference.costs import CostTable, DraftCosts, Grid
 from inference.machine import machine
@@ -22,10 +24,16 @@ from inference.machine import machine
 FORMAT_VERSION = 1
 
 
-def drafter_key(drafter: Drafter) -> str:
-    """Return what a drafter's costs are filed under: its family and options, not its weights."""
+def cost_key(drafter: Drafter, growth: Growth, warp: Warp) -> str:
+    """Return what a drafter's costs are filed under.
+
+    Its family and options count, not its weights; whether tokens are drawn; and who asks: policies
+    of a fixed shape cost alike, one that weighs every node costs more.
+    """
     options = json.dumps(dict(drafter.options()), sort_keys=True, default=str)
-    return f"{drafter.name}-{_digest(options)}"
+    kind = "fixed" if isinstance(growth, Chain | Static | Dynamic) else "weighed"
+    draft = "argmax" if warp.greedy else growth.draft
+    return f"{drafter.name}-{_digest(options)}:{kind}:{draft}"
 
 
 class CostStore:

@@ -61,6 +61,14 @@ class DraftCosts:
     level: Grid
     overhead: Grid
 
+    def merged(self, newer: "DraftCosts") -> "DraftCosts":
+        """Return these costs with what was measured since."""
+        return DraftCosts(
+            {**self.first, **newer.first},
+            {**self.level, **newer.level},
+            {**self.overhead, **newer.overhead},
+        )
+
 
 @dataclass(frozen=True)
 class Load:
@@ -133,12 +141,7 @@ class CostTable:
         """Return this table with what was measured since; a drafter's entries are added up too."""
         drafters = dict(self.drafters)
         for name, costs in newer.drafters.items():
-            old = drafters.get(name, DraftCosts({}, {}, {}))
-            drafters[name] = DraftCosts(
-                {**old.first, **costs.first},
-                {**old.level, **costs.level},
-                {**old.overhead, **costs.overhead},
-            )
+            drafters[name] = drafters.get(name, DraftCosts({}, {}, {})).merged(costs)
         return CostTable(
             {**self.verify, **newer.verify}, {**self.overhead, **newer.overhead}, drafters
         )

@@ -20,12 +20,13 @@ from inference.compare import Difference, compare
 from inference.forecast import RoundCost, break_even_tau, cost_ratio, predicted_speedup
 from inference.machine import machine, versions
 from inference.stats import ratio_of_medians
-from inference.tally import Entry, Tally, without_loops
+from inference.tally import Keep, Tally, without_loops
 
 FORMAT_VERSION = 1
 PLAIN_SHARE = 0.95  # of 1 / T(1): below it plain decoding would be a straw man
 # The step of a smaller target is mostly Python, which T(1) leaves out: its share says nothing.
 JUDGED_PARAMETERS = 10_000_000
+POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # where buckets of context positions start
 _FLOATS = {"F64", "F32", "F16", "BF16"}  # tables of ids are no parameters
 
 
@@ -111,8 +112,9 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         "time_share": own.time_share,
         **_outputs(measured, own, plain),
         "looped_share": own.looped_share(),
-        "without_loops": _without_loops(own, plain),
+        "without_loops": _part(own, plain, without_loops),
         "by_category": _by_category(measured, own, plain),
+        "by_position": _by_position(own, plain),
     }
 
 
@@ -192,18 +194,6 @@ def _difference(measured: Measurement, own: Tally, plain: Tally, prompt: int) ->
     return min(differences, key=lambda d: d.near_tie, default=None)
 
 
-def _without_loops(own: Tally, plain: Tally) -> dict[str, Any]:
-    kept, gain = own.acceptance(without_loops), own.speedup(plain, without_loops)
-    return {
-        "tokens": kept.tokens,
-        "rounds": kept.rounds,
-        "tau": kept.tau,
-        "alpha": kept.alpha,
-        "speedup": gain.value,
-        "speedup_interval": gain.interval,
-    }
-
-
 def _by_category(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
     members: dict[str, set[int]] = {}
     for number, prompt in enumerate(measured.prompts):
@@ -212,19 +202,34 @@ def _by_category(measured: Measurement, own: Tally, plain: Tally) -> dict[str, A
 
 
 def _category(own: Tally, plain: Tally, prompts: set[int]) -> dict[str, Any]:
-    def inside(entry: Entry) -> bool:
-        return entry.prompt in prompts
-
-    found, gain = own.acceptance(inside), own.speedup(plain, inside)
     return {
         "prompts": len(prompts),
+        **_part(own, plain, lambda entry: entry.prompt in prompts),
+        "looped_share": own.looped_share(prompts),
+    }
+
+
+def _by_position(own: Tally, plain: Tally) -> dict[str, Any]:
+    """Return the figures of rounds whose root lies from each start up to the next."""
+    ends = (*POSITIONS[1:], math.inf)
+    found: dict[str, Any] = {}
+    for start, end in zip(POSITIONS, ends, strict=True):
+        part = _part(own, plain, lambda e, a=start, b=end: a <= e.round.position < b)
+        if part["rounds"]:
+            found[str(start)] = part
+    return found
+
+
+def _part(own: Tally, plain: Tally, inside: Keep) -> dict[str, Any]:
+    """Return what the rounds inside say, of a drafter and of plain decoding."""
+    found, gain = own.acceptance(inside), own.speedup(plain, inside)
+    return {
         "rounds": found.rounds,
         "tokens": found.tokens,
         "tau": found.tau,
         "alpha": found.alpha,
         "speedup": gain.value,
         "speedup_interval": gain.interval,
-        "looped_share": own.looped_share(prompts),
     }
 
 

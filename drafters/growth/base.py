@@ -64,6 +64,11 @@ class Growth(Protocol):
         ...
 
     @property
+    def expanded(self) -> int:
+        """Return the largest number of nodes that are expanded a level."""
+        ...
+
+    @property
     def levels(self) -> int:
         """Return how many levels the coming round may have; 0: drafting does not pay now."""
         ...

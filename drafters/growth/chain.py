@@ -43,6 +43,11 @@ class Chain(FixedShape):
         return self.gamma
 
     @property
+    def expanded(self) -> int:
+        """Return 1: a chain has no branches."""
+        return 1
+
+    @property
     def levels(self) -> int:
         """Return the depth: every round is worth drafting for."""
         return self.depth

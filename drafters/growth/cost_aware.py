@@ -129,6 +129,11 @@ class CostAwareGrowth:
         return self.limits.cells
 
     @property
+    def expanded(self) -> int:
+        """Return the nodes expanded a level at most."""
+        return self.limits.expanded
+
+    @property
     def levels(self) -> int:
         """Return the levels that are expected to pay; 0 where drafting does not."""
         return min(self.limits.nodes, self.ledger.levels)

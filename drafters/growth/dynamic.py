@@ -34,6 +34,11 @@ class Dynamic(FixedShape):
         check_draft(self.draft, ("argmax",), "dynamic")
 
     @property
+    def expanded(self) -> int:
+        """Return the width."""
+        return self.width
+
+    @property
     def levels(self) -> int:
         """Return the depth: every round is worth drafting for."""
         return self.depth

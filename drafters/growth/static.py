@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -52,6 +53,11 @@ class Static(FixedShape):
             level *= width
             total += level
         return total
+
+    @property
+    def expanded(self) -> int:
+        """Return the nodes of the last level but one, the widest that is expanded."""
+        return prod(self.branching[:-1])
 
     @property
     def levels(self) -> int:

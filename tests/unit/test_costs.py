@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from drafters.errors import UserError
-from drafters.growth.prices import Prices
+from drafters.growth import Chain, CostAware, Dynamic, Prices
 from drafters.registry import build_drafter
-from inference.cost_store import CostStore, drafter_key
+from drafters.sampling import Warp
+from inference.cost_store import CostStore, cost_key
 from inference.costs import CostTable, DraftCosts, Load, Shape, between, fit_levels
 from inference.forecast import chain_tau, forecast, survival
 from tests.tiny import tiny_target
@@ -157,16 +158,18 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatc
         CostStore(tiny_target(num_hidden_layers=1)).add(TABLE)
 
 
-def test_drafters_are_told_apart_by_their_options() -> None:
+def test_costs_are_filed_by_options_draft_and_who_asks() -> None:
     shape = tiny_target(num_hidden_layers=1).shape
+    plain, longer = (build_drafter("ngram", o, shape) for o in ({}, {"longest": 5}))
+    medusa, chain = build_drafter("medusa", {}, shape), Chain(2)
     keys = [
-        drafter_key(build_drafter(name, options, shape))
-        for name, options in (
-            ("ngram", {}),
-            ("ngram", {"longest": 5}),
-            ("none", {}),
-            ("medusa", {}),
-        )
+        cost_key(plain, chain, Warp()),
+        cost_key(longer, chain, Warp()),
+        cost_key(medusa, chain, Warp()),
+        cost_key(medusa, CostAware(), Warp()),
+        cost_key(medusa, Chain(2, "sampled"), Warp(1.0)),
     ]
-    assert len(set(keys)) == 4
-    assert keys[0] == drafter_key(build_drafter("ngram", {"longest": 3, "shortest": 1}, shape))
+    assert len(set(keys)) == 5
+    same = build_drafter("ngram", {"longest": 3, "shortest": 1}, shape)
+    assert cost_key(same, Dynamic(), Warp(0.5)) == keys[0]
+    assert cost_key(medusa, Chain(3, "sampled"), Warp()) == keys[2]

@@ -1,0 +1,67 @@
+"""Pricing: gives a growth that decides by costs the costs of this machine, measured once."""
+
+from random import Random
+
+from drafters.base import Drafter
+from drafters.growth import CostAware, Growth, Prices
+from drafters.sampling import Warp
+from drafters.target import Target
+from inference.cost_store import CostStore, cost_key
+from inference.costs import CostTable, Load
+from inference.meter import WIDE_SIZES, Probe, measure_costs
+
+_SAMPLES = 7
+
+
+def priced(
+    growth: Growth, target: Target, drafter: Drafter, load: Load, warp: Warp | None = None
+) -> Growth:
+    """Return the growth with the prices that it needs; one that needs none as it is.
+
+    Costs are read from the store, or measured (a few seconds) and kept there.
+
+    Args:
+        growth: from a spec.
+        target: decides.
+        drafter: proposes.
+        load: rows and the context that is typical.
+        warp: how logits become laws.
+    """
+    if not isinstance(growth, CostAware):
+        return growth
+    key, store = cost_key(drafter, growth, warp or Warp()), CostStore(target)
+    table = store.load()
+    if table is None or not _covers(table, key, growth.expanded, load.rows):
+        table = store.add(_measured(growth, target, drafter, key, load, warp))
+    return growth.priced(table.prices(key, growth.expanded, load))
+
+
+def _covers(table: CostTable, key: str, width: int, rows: int) -> bool:
+    """Tell whether this width and number of rows lie within what was measured."""
+    if key not in table.drafters:
+        return False
+    widths, counts = zip(*((w, r) for w, r, _ in table.drafters[key].first), strict=True)
+    measured = {r for r, _, _ in table.verify}
+    inside = min(counts) <= rows <= max(counts) and min(widths) <= width <= max(widths)
+    return inside and min(measured) <= rows <= max(measured)
+
+
+def _measured(
+    growth: CostAware,
+    target: Target,
+    drafter: Drafter,
+    key: str,
+    load: Load,
+    warp: Warp | None,
+) -> CostTable:
+    """Time the growth's own rounds, made to draft all that it may."""
+    free = Prices(((1, 1.0),))
+    depths = sorted({1, growth.depth})
+    shapes = [CostAware(growth.nodes, growth.width, depth, growth.draft) for depth in depths]
+    probes = [Probe(key, drafter, shape.priced(free), growth.expanded) for shape in shapes]
+    room = (_SAMPLES + 3) * (growth.depth + 1) + growth.nodes + max(WIDE_SIZES)
+    context = max(1, min(load.context, target.shape.max_positions - room))
+    prefix = Random(0).choices(range(target.shape.vocab_size), k=context)
+    return measure_costs(
+        target, probes, prefix, load.rows, warp=warp, samples=_SAMPLES, sizes=WIDE_SIZES
+    )
