@@ -15,7 +15,8 @@ from drafters.errors import UserError
 from drafters.growth import Chain, Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
-from inference.costs import Costs, Load
+from inference.cost_store import CostStore
+from inference.costs import Costs, CostTable, Load
 from inference.engine import Clock, Decoder, Request
 from inference.meter import SIZES, CostMeter
 from inference.pricing import priced
@@ -118,6 +119,7 @@ class Measurement:
         drafters: the others.
         costs: T(n), measured in the same turns.
         context: tokens that were cached when T(n) was timed.
+        stored: what was measured on this machine before, for forecasts; None: nothing.
     """
 
     target: Target
@@ -128,6 +130,7 @@ class Measurement:
     drafters: Sequence[Contender]
     costs: Costs
     context: int
+    stored: CostTable | None = None
 
 
 def contenders(target: Target, specs: Sequence[Spec]) -> list[Contender]:
@@ -191,8 +194,10 @@ def measure(
             advance()
         for _ in range(samples):
             meter.sample()
-    costs = meter.costs
-    return Measurement(target, settings, prompts, ids, baseline, drafters, costs, len(context))
+    stored = CostStore(target).load()
+    return Measurement(
+        target, settings, prompts, ids, baseline, drafters, meter.costs, len(context), stored
+    )
 
 
 def _turns(

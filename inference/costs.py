@@ -137,6 +137,17 @@ class CostTable:
             level=max(0.0, between(costs.level, where)) / plain,
         )
 
+    def covers(self, drafter: str, width: int, rows: int) -> bool:
+        """Tell whether this width and number of rows lie within what was measured of a drafter."""
+        if drafter not in self.drafters:
+            return False
+        counts = {rows for _, rows, _ in self.drafters[drafter].first}
+        widths = {width for width, _, _ in self.drafters[drafter].first}
+        forwards = {rows for rows, _, _ in self.verify}
+        return min(widths) <= width <= max(widths) and all(
+            min(measured) <= rows <= max(measured) for measured in (counts, forwards)
+        )
+
     def merged(self, newer: "CostTable") -> "CostTable":
         """Return this table with what was measured since; a drafter's entries are added up too."""
         drafters = dict(self.drafters)

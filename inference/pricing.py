@@ -31,19 +31,9 @@ def priced(
         return growth
     key, store = cost_key(drafter, growth, warp or Warp()), CostStore(target)
     table = store.load()
-    if table is None or not _covers(table, key, growth.expanded, load.rows):
+    if table is None or not table.covers(key, growth.expanded, load.rows):
         table = store.add(_measured(growth, target, drafter, key, load, warp))
     return growth.priced(table.prices(key, growth.expanded, load))
-
-
-def _covers(table: CostTable, key: str, width: int, rows: int) -> bool:
-    """Tell whether this width and number of rows lie within what was measured."""
-    if key not in table.drafters:
-        return False
-    widths, counts = zip(*((w, r) for w, r, _ in table.drafters[key].first), strict=True)
-    measured = {r for r, _, _ in table.verify}
-    inside = min(counts) <= rows <= max(counts) and min(widths) <= width <= max(widths)
-    return inside and min(measured) <= rows <= max(measured)
 
 
 def _measured(

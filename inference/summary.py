@@ -15,9 +15,18 @@ import torch
 from safetensors import safe_open
 
 from drafters import embedded
+from drafters.growth import CostAware
 from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
-from inference.forecast import RoundCost, break_even_tau, cost_ratio, predicted_speedup
+from inference.cost_store import cost_key
+from inference.costs import Load, Shape
+from inference.forecast import (
+    RoundCost,
+    break_even_tau,
+    cost_ratio,
+    forecast,
+    predicted_speedup,
+)
 from inference.machine import machine, versions
 from inference.stats import ratio_of_medians
 from inference.tally import Keep, Tally, without_loops
@@ -109,6 +118,7 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         "speedup": gain.value,
         "speedup_interval": gain.interval,
         **_costs(measured, contender, own, plain),
+        "forecast_speedup": _forecast(measured, contender, own),
         "time_share": own.time_share,
         **_outputs(measured, own, plain),
         "looped_share": own.looped_share(),
@@ -169,6 +179,22 @@ def _costs(
         "break_even_tau": break_even_tau(round_seconds, plain_seconds),
         "predicted_speedup": predicted_speedup(tau, cost, step),
     }
+
+
+def _forecast(measured: Measurement, contender: Contender, own: Tally) -> float | None:
+    """Return what survival and stored costs predict; None where they do not cover this.
+
+    Nothing that was timed in this run enters. A growth that weighs every node has no fixed shape.
+    """
+    table, growth, found = measured.stored, contender.growth, own.acceptance()
+    if table is None or found.tau is None or isinstance(growth, CostAware):
+        return None
+    key, width = cost_key(contender.drafter, growth, measured.settings.warp), growth.expanded
+    load = Load(measured.settings.rows, measured.context)
+    if not table.covers(key, width, load.rows):
+        return None
+    shape = Shape(growth.depth, found.drafted / found.rounds, width)
+    return forecast(table, key, shape, 1 + sum(found.survival_by_depth), load)
 
 
 def _outputs(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
