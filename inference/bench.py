@@ -194,7 +194,7 @@ def measure(
             advance()
         for _ in range(samples):
             meter.sample()
-    stored = CostStore(target).load()
+    stored = CostStore(target, settings.warp).load()
     return Measurement(
         target, settings, prompts, ids, baseline, drafters, meter.costs, len(context), stored
     )
@@ -328,7 +328,11 @@ def _typical_context(
 ) -> list[int]:
     """Return real tokens, as many as a row has cached in the middle of a typical output."""
     length = int(median(len(prompt) for prompt in ids)) + settings.max_new_tokens // 2
-    length = min(length, target.shape.max_positions - max(SIZES))
+    return prefix_of(ids, min(length, target.shape.max_positions - max(SIZES)))
+
+
+def prefix_of(ids: Sequence[Sequence[int]], length: int) -> list[int]:
+    """Return so many tokens of prompts, repeated where they are fewer."""
     tokens = [token for prompt in ids for token in prompt]
     return (tokens * -(-length // len(tokens)))[:length]
 

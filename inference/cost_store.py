@@ -1,4 +1,4 @@
-"""Cost store: measured costs on disk, one file for each machine, dtype, engine and target.
+"""Cost store: measured costs on disk, one file for each machine, dtype, engine, target and warp.
 
 A file is read again only where all of these and the format agree; anything else is measured anew.
 """
@@ -41,9 +41,10 @@ class CostStore:
 
     Args:
         target: in the dtype and engine that were or will be measured.
+        warp: how logits become laws; what that costs is part of every round.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, warp: Warp) -> None:
         """Find the file's name; nothing is read yet."""
         fingerprint = Fingerprint.of(target).to_dict()
         fingerprint.pop("name")
@@ -53,6 +54,7 @@ class CostStore:
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": target.device.type,
             "engine": target.engine,
+            "warp": [not warp.greedy, warp.top_k > 0, warp.top_p < 1, warp.min_p > 0],
             "target": fingerprint,
         }
         name = _digest(json.dumps(self.identity, sort_keys=True))

@@ -142,7 +142,7 @@ def measure_costs(
     prefix: Sequence[int],
     rows: int = 1,
     *,
-    warp: Warp | None = None,
+    warp: Warp,
     samples: int = 10,
     sizes: Sequence[int] = SIZES,
 ) -> CostTable:
@@ -153,15 +153,15 @@ def measure_costs(
         probes: the shapes; none: T(n) and the plain round alone.
         prefix: [m] ids that every row has cached; m is the context.
         rows: batch size.
-        warp: how logits become laws; None: greedy.
+        warp: how logits become laws.
         samples: how often everything is timed.
         sizes: the n of T(n).
     """
-    load, kept = Load(rows, len(prefix)), warp or Warp()
+    load = Load(rows, len(prefix))
     meter = CostMeter(target, prefix, rows=rows, sizes=sizes)
     bare = Probe("", load_drafter("none", target), Chain(1))
     rounds = [
-        RoundMeter(target, probe.drafter, probe.growth, prefix, rows, samples, kept)
+        RoundMeter(target, probe.drafter, probe.growth, prefix, rows, samples, warp)
         for probe in (bare, *probes)
     ]
     for _ in range(samples):

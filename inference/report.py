@@ -27,17 +27,18 @@ _HEADINGS = (
 )
 
 
-def write(result: Mapping[str, Any], folder: str | Path) -> Path:
-    """Write benchmark.json; a kill leaves the old file or the new one.
+def write(result: Mapping[str, Any], folder: str | Path, name: str = FILE) -> Path:
+    """Write benchmark.json, or another file of results; a kill leaves the old file or the new one.
 
     Args:
         result: from inference.summary.summarise.
         folder: made if needed.
+        name: of the file.
 
     Raises:
         UserError: if the folder cannot be written.
     """
-    path = Path(folder) / FILE
+    path = Path(folder) / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(f".{os.getpid()}.tmp")

@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from drafters import embedded
 from drafters.growth import CostAware
+from drafters.target import Target
 from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
 from inference.cost_store import cost_key
@@ -46,7 +47,7 @@ def summarise(measured: Measurement, source: str) -> dict[str, Any]:
     drafters = [_drafter(measured, contender, plain) for contender in measured.drafters]
     return {
         "format_version": FORMAT_VERSION,
-        "target": _target(measured),
+        "target": target_facts(measured.target),
         "machine": machine(),
         "versions": versions(),
         "settings": _settings(measured, source),
@@ -67,14 +68,14 @@ def summarise(measured: Measurement, source: str) -> dict[str, Any]:
     }
 
 
-def _target(measured: Measurement) -> dict[str, Any]:
-    target = measured.target
+def target_facts(target: Target) -> dict[str, Any]:
+    """Return what figures of a target are filed under."""
     return {
         "name": target.name,
         "title": _title(target.name),
         "architecture": type(target.model).__name__,
-        "parameters": _parameters(measured),
-        "dtype": _dtype(measured),
+        "parameters": _parameters(target),
+        "dtype": _dtype(target),
         "engine": target.engine,
     }
 
@@ -90,7 +91,7 @@ def _settings(measured: Measurement, source: str) -> dict[str, Any]:
     return {
         "prompts_file": source,
         "prompts": len(measured.prompts),
-        "dtype": _dtype(measured),
+        "dtype": _dtype(measured.target),
         "context": measured.context,
         **values.pop("warp"),
         **values,
@@ -267,7 +268,7 @@ def _plain_check(measured: Measurement) -> dict[str, Any]:
     rounds = [s for one in measured.baseline.passes for s in one.full_rounds]
     share = ratio_of_medians(measured.costs.times[1], rounds)
     most = share.value if share.interval is None else share.interval[1]
-    judged = _parameters(measured) >= JUDGED_PARAMETERS
+    judged = _parameters(measured.target) >= JUDGED_PARAMETERS
     return {
         "share": share.value,
         "interval": share.interval,
@@ -277,12 +278,12 @@ def _plain_check(measured: Measurement) -> dict[str, Any]:
     }
 
 
-def _dtype(measured: Measurement) -> str:
-    return str(measured.target.dtype).removeprefix("torch.")
+def _dtype(target: Target) -> str:
+    return str(target.dtype).removeprefix("torch.")
 
 
-def _parameters(measured: Measurement) -> int:
-    return sum(p.numel() for p in measured.target.model.parameters())
+def _parameters(target: Target) -> int:
+    return sum(p.numel() for p in target.model.parameters())
 
 
 def _failures(

@@ -182,7 +182,7 @@ def test_forecasts_come_from_costs_measured_before(
     costs = DraftCosts(quarter, quarter, {(1, 1, 5): 0.0})
     forwards = {(1, 5, 1): 2.0, (1, 5, 5): 3.0}
     key = cost_key(drafter, Chain(4), Warp())
-    CostStore(target).add(CostTable(forwards, {(1, 5): 0.0}, {key: costs}))
+    CostStore(target, Warp()).add(CostTable(forwards, {(1, 5): 0.0}, {key: costs}))
     one = summary(target, [contender(drafter)], QUICK)["drafters"][0]
     tau = 1 + sum(one["survival_by_depth"])
     drafted = one["accepted_per_round"] / one["acceptance_rate"]

@@ -114,17 +114,18 @@ def test_costs_are_found_again_only_where_they_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTERS_CACHE", str(tmp_path))
-    store = CostStore(tiny_target(num_hidden_layers=1))
+    store = CostStore(tiny_target(num_hidden_layers=1), Warp())
     assert store.load() is None
     assert store.add(TABLE) == TABLE
     assert store.load() == TABLE
-    same = CostStore(tiny_target(num_hidden_layers=1))
+    same = CostStore(tiny_target(num_hidden_layers=1), Warp())
     assert same.load() == TABLE
     others = [
         tiny_target(num_hidden_layers=1, seed=1),
         tiny_target(num_hidden_layers=1, engine="reference"),
     ]
-    assert [CostStore(other).load() for other in others] == [None, None]
+    assert [CostStore(other, Warp()).load() for other in others] == [None, None]
+    assert CostStore(tiny_target(num_hidden_layers=1), Warp(1.0)).load() is None
     for key, value in (("format_version", 0), ("identity", {})):
         stored = json.loads(store.path.read_text())
         store.path.write_text(json.dumps({**stored, key: value}))
@@ -136,7 +137,7 @@ def test_costs_are_found_again_only_where_they_hold(
 
 def test_new_costs_stand_beside_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTERS_CACHE", str(tmp_path))
-    store = CostStore(tiny_target(num_hidden_layers=1))
+    store = CostStore(tiny_target(num_hidden_layers=1), Warp())
     store.add(TABLE)
     newer = CostTable(
         {(1, 100, 1): 5.0},
@@ -155,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         UserError, match=r"/proc/nothing/costs/.* cannot be written .* DRAFTERS_CACHE"
     ):
-        CostStore(tiny_target(num_hidden_layers=1)).add(TABLE)
+        CostStore(tiny_target(num_hidden_layers=1), Warp()).add(TABLE)
 
 
 def test_costs_are_filed_by_options_draft_and_who_asks() -> None:

@@ -73,7 +73,7 @@ def test_medians_become_a_table(target: Target, monkeypatch: pytest.MonkeyPatch)
         Probe("a", ngram, Chain(4)),
         Probe("b", ngram, Chain(2), 2),
     ]
-    table = measure_costs(target, probes, [1] * 7, 2, samples=3)
+    table = measure_costs(target, probes, [1] * 7, 2, warp=Warp(), samples=3)
     assert turns[:5] == ["T", "none1", "ngram1", "ngram4", "ngram2"]
     assert table == CostTable(
         {(2, 7, 1): 10.0, (2, 7, 4): 12.0},
@@ -88,24 +88,24 @@ def test_medians_become_a_table(target: Target, monkeypatch: pytest.MonkeyPatch)
 def test_a_growth_without_prices_is_left_alone(target: Target) -> None:
     drafter = build_drafter("ngram", {}, target.shape)
     growth = Chain(3)
-    assert priced(growth, target, drafter, Load(1, 10)) is growth
-    assert CostStore(target).load() is None
+    assert priced(growth, target, drafter, Load(1, 10), Warp()) is growth
+    assert CostStore(target, Warp()).load() is None
 
 
 def test_costs_are_measured_once_and_then_read(target: Target) -> None:
     drafter, growth = build_drafter("ngram", {}, target.shape), CostAware(4, 2, 3)
-    first = priced(growth, target, drafter, Load(1, 10))
+    first = priced(growth, target, drafter, Load(1, 10), Warp())
     assert isinstance(first, CostAwareGrowth)
     assert [n for n, _ in first.prices.verify] == [1, 4, 8]
-    table = CostStore(target).load()
+    table = CostStore(target, Warp()).load()
     assert table is not None
     assert set(table.drafters) == {cost_key(drafter, CostAware(), Warp())}
     # what is stored decides: change it and it is read again
     key = cost_key(drafter, CostAware(), Warp())
     scripted = DraftCosts({(2, 1, 10): 7.0}, {(2, 1, 10): 1.0}, {(2, 1, 10): 0.0})
     forwards = {(1, 10, 1): 4.0, (1, 10, 4): 4.0, (1, 10, 8): 8.0}
-    CostStore(target).add(CostTable(forwards, {(1, 10): 0.0}, {key: scripted}))
-    second = priced(growth, target, drafter, Load(1, 10))
+    CostStore(target, Warp()).add(CostTable(forwards, {(1, 10): 0.0}, {key: scripted}))
+    second = priced(growth, target, drafter, Load(1, 10), Warp())
     assert isinstance(second, CostAwareGrowth)
     assert second.prices == Prices(((1, 1.0), (4, 1.0), (8, 2.0)), first=7 / 4, level=1 / 4)
 
@@ -114,13 +114,13 @@ def test_rows_and_widths_outside_what_was_measured_are_measured(target: Target) 
     drafter = build_drafter("ngram", {}, target.shape)
     key = cost_key(drafter, CostAware(), Warp())
     for growth, rows in ((CostAware(4, 2, 2), 1), (CostAware(4, 2, 2), 3), (CostAware(4, 3, 2), 2)):
-        priced(growth, target, drafter, Load(rows, 10))
-    table = CostStore(target).load()
+        priced(growth, target, drafter, Load(rows, 10), Warp())
+    table = CostStore(target, Warp()).load()
     assert table is not None
     assert {(w, r) for w, r, _ in table.drafters[key].first} == {(2, 1), (2, 3), (3, 2)}
     before = table.verify
-    priced(CostAware(4, 2, 2), target, drafter, Load(2, 10))  # between 1 and 3 rows
-    after = CostStore(target).load()
+    priced(CostAware(4, 2, 2), target, drafter, Load(2, 10), Warp())  # between 1 and 3 rows
+    after = CostStore(target, Warp()).load()
     assert after is not None
     assert after.verify == before
 
@@ -141,6 +141,6 @@ def test_generate_prices_what_it_is_given(target: Target, temperature: float) ->
     if not temperature:
         expected = generate(target, plain, prompts, max_new_tokens=12)
         assert [o.ids for o in outputs] == [o.ids for o in expected]
-    table = CostStore(target).load()
+    table = CostStore(target, Warp(temperature)).load()
     assert table is not None
     assert set(table.drafters) == {cost_key(eagle, growth, Warp(temperature))}
