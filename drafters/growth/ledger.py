@@ -44,18 +44,24 @@ class Ledger:
         self._tokens = self._time = 1.0
         self.asleep = False
         self._gap = self._wait = 0
+        self._settle()
 
-    @property
-    def rate(self) -> float:
-        """Return what a unit of time earned lately, in tokens a row; never below 1."""
-        return max(1.0, self._tokens / self._time)
+    def _settle(self) -> None:
+        """Work out what holds until the next round is observed."""
+        self.rate = max(1.0, self._tokens / self._time)
+        self._alpha: list[float] = []  # by level, from 1
+        for level in range(1, self.depth + 1):
+            above = self._alpha[-1] if self._alpha else _GUESS
+            self._alpha.append(self._accepted.mean(level, above))
+        self._size = [self._sizes.mean(level, 1.0) for level in range(1, self.depth + 1)]
+        self._plan = self.promise()
 
     @property
     def levels(self) -> int:
         """Return the levels of the coming round: none while asleep, one in a trial."""
         if self.asleep:
             return int(self._wait <= 0)
-        return max(1, self.promise()[1])
+        return max(1, self._plan[1])
 
     def chance(self, level: int, confidence: float) -> float:
         """Return how likely a node is accepted if its parent is.
@@ -81,16 +87,14 @@ class Ledger:
         Returns:
             Tokens a row, negative if no further level pays; and the deepest level to draft.
         """
-        best, total, alpha = (-math.inf, above), 0.0, _GUESS
-        for level in range(1, self.depth + 1):
-            alpha = self._accepted.mean(level, alpha)
-            if level <= above:
-                continue
-            size = self._sizes.mean(level, 1.0)
-            survival *= alpha
-            cost = self.prices.first if level == 1 else self.prices.level
-            total += survival - self.rate * (cost + self._verifying(nodes, nodes + size))
-            nodes += size
+        best, earned = (-math.inf, above), 0.0
+        spent = -self.prices.tokens(1 + nodes)
+        for level in range(above + 1, self.depth + 1):
+            survival *= self._alpha[level - 1]
+            nodes += self._size[level - 1]
+            earned += survival
+            spent += self.prices.first if level == 1 else self.prices.level
+            total = earned - self.rate * (spent + self.prices.tokens(1 + nodes))
             if total > best[0]:
                 best = total, level
         return best
@@ -102,12 +106,12 @@ class Ledger:
             survivals: of all rows' nodes, descending.
             rows: how many draft.
         """
-        best, total, count = 0.0, 0.0, 0
-        for place, survival in enumerate(survivals):
-            total += survival / rows
-            gain = total - self.rate * self._verifying(0, (place + 1) / rows)
+        best, earned, count = -self.rate * self.prices.tokens(1), 0.0, 0
+        for number, survival in enumerate(survivals, start=1):
+            earned += survival / rows
+            gain = earned - self.rate * self.prices.tokens(1 + number / rows)
             if gain > best:
-                best, count = gain, place + 1
+                best, count = gain, number
         return count
 
     def pays(self, survival: float, level: int, nodes: float, rows: int) -> bool:
@@ -119,8 +123,10 @@ class Ledger:
             nodes: drafted a row so far, in the mean.
             rows: how many draft.
         """
-        gain = survival - self.rate * rows * self._verifying(nodes, nodes + 1 / rows)
-        return gain + max(0.0, self.promise(survival, level, nodes + 1 / rows)[0]) > 0
+        after = nodes + 1 / rows
+        cost = rows * (self.prices.tokens(1 + after) - self.prices.tokens(1 + nodes))
+        further = max(0.0, self.promise(survival, level, after)[0])
+        return survival + further > self.rate * cost
 
     def observe(self, commits: Sequence[Commit], levels: int, drafted: int) -> None:
         """Take in one round.
@@ -144,6 +150,7 @@ class Ledger:
         self._time = (
             KEEP * self._time + self.prices.tokens(1 + nodes) + self.prices.drafting(deepest)
         )
+        self._settle()
         if levels == 0:
             self._wait -= 1
         elif judged:  # a drafter that had nothing to say cost nothing and taught nothing
@@ -174,7 +181,7 @@ class Ledger:
 
     def _rest(self, accepted: bool) -> None:
         """Fall asleep where nothing pays; come back once it does by a margin."""
-        gain = self.promise()[0]
+        gain = self._plan[0]
         if not self.asleep:
             self.asleep = gain < 0
             self._gap = self._wait = _SHORTEST
@@ -184,7 +191,3 @@ class Ledger:
             self._gap, self._wait = _SHORTEST, 0
         else:
             self._gap = self._wait = min(2 * self._gap, _LONGEST)
-
-    def _verifying(self, before: float, after: float) -> float:
-        """Return what it costs to verify trees of `after` nodes instead of `before`."""
-        return self.prices.tokens(1 + after) - self.prices.tokens(1 + before)

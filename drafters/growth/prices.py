@@ -1,10 +1,14 @@
 """Prices: what drafting and verifying cost, in plain rounds, as a growth policy reads them."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from drafters.errors import UserError
+
+_BEYOND = 64  # sizes behind the last measured one that are looked up, not computed
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Prices:
         UserError: if the sizes do not ascend from 1.
     """
 
-    verify: tuple[tuple[float, float], ...]
+    verify: tuple[tuple[int, float], ...]
     first: float = 0.0
     level: float = 0.0
 
@@ -33,20 +37,30 @@ class Prices:
         costs = accumulate((cost for _, cost in self.verify), max)
         object.__setattr__(self, "verify", tuple(zip(sizes, costs, strict=True)))
 
+    @cached_property
+    def _whole(self) -> list[float]:
+        return [line(self.verify, n) for n in range(int(self.verify[-1][0]) + _BEYOND)]
+
     def tokens(self, n: float) -> float:
         """Return the cost of verifying n tokens a row, root included: straight lines between.
+
+        Sizes are whole numbers, so lines between whole numbers are the same; asked for every node.
 
         >>> Prices(((1, 1.0), (5, 1.0), (9, 2.0))).tokens(7)
         1.5
         """
-        return line(self.verify, n)
+        whole = int(n)
+        if whole + 1 >= len(self._whole):
+            return line(self.verify, n)
+        below = self._whole[whole]
+        return below + (self._whole[whole + 1] - below) * (n - whole)
 
     def drafting(self, levels: int) -> float:
         """Return the cost of drafting so many levels."""
         return self.first + self.level * (levels - 1) if levels else 0.0
 
 
-def line(points: tuple[tuple[float, float], ...], x: float) -> float:
+def line(points: Sequence[tuple[float, float]], x: float) -> float:
     """Return y at x on straight lines between points (x, y) ascending.
 
     Before the first point y stays what it is there; after the last it goes on as steeply as before.

@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafters.base import Commit
 from drafters.errors import UserError
-from drafters.growth import Chain, CostAware, CostAwareGrowth, Prices, build_growth
+from drafters.growth import (
+    Chain,
+    CostAware,
+    CostAwareGrowth,
+    Dynamic,
+    Growth,
+    Prices,
+    build_growth,
+)
 from drafters.registry import build_drafter
 from drafters.sampling import RowRandom, Warp
 from drafters.session import CachedSession
@@ -226,3 +235,54 @@ def test_a_drafter_that_is_right_is_followed_to_full_depth(target: Target) -> No
     assert decoder.growth.levels == 4
     assert decoder.growth.ledger.rate > 3
     assert growth.ledger.rate == 1  # a decoder's history is its own
+
+
+def throughput(
+    growth: Growth, drafter: Tensor, truth: Tensor, prices: Prices, rounds: int, skip: int = 0
+) -> float:
+    """Decode with laws that depend on the last token; return tokens per plain round's time."""
+    growth = growth.start(1)
+    random, warp = RowRandom(1), Warp(1.0)
+    root, tokens, spent = 0, 0, 0.0
+    for number in range(rounds):
+        tree, levels = TokenTree.chain([root]), 0
+        if growth.levels:
+            guesser = Markov([root], [drafter])
+            (tree,) = growth.grow([root], guesser, warp, [random.draft])
+            levels = len(guesser.frontiers) + 1
+        verdict = lossless(warp.laws(truth[tree.tokens]), tree, random.verify)
+        emitted = (*(tree.token_list[node] for node in verdict.path[1:]), verdict.token)
+        path = tuple(verdict.path)
+        seen = Commit(tree.tokens[list(path)], verdict.token, tree=tree, emitted=emitted, path=path)
+        growth.observe([seen])
+        root = verdict.token
+        if number >= skip:
+            tokens += len(emitted)
+            spent += prices.tokens(len(tree)) + prices.drafting(levels)
+    return tokens / spent
+
+
+CPU = Prices(((1, 1.0), (5, 1.0), (8, 1.1), (16, 1.5), (32, 2.5)), first=0.09, level=0.06)
+
+
+def test_a_drafter_that_is_always_wrong_costs_next_to_nothing() -> None:
+    """Flat laws that have nothing to do with the target's; counted from the start."""
+    truth, wrong = 3 * table(60, 1), 0.3 * table(60, 2)
+    for draft in ("argmax", "sampled"):
+        growth = CostAware(8, 3, 6, draft).priced(CPU)
+        assert throughput(growth, wrong, truth, CPU, 600) > 0.97
+    sure = 5 * table(60, 3)  # wrong and sure of it
+    assert throughput(CostAware(8, 3, 6).priced(CPU), sure, truth, CPU, 600) > 0.97
+
+
+@pytest.mark.parametrize(
+    "sharpness",
+    [2.0, pytest.param(1.0, marks=pytest.mark.slow), pytest.param(4.0, marks=pytest.mark.slow)],
+)
+def test_it_decodes_as_fast_as_the_best_fixed_shape(sharpness: float) -> None:
+    truth = sharpness * table(30, 1)
+    drafter = truth + 0.5 * sharpness * table(30, 2)
+    fixed: list[Growth] = [Chain(1), Chain(2), Dynamic(3, 3, 2), Dynamic(6, 3, 3)]
+    best = max(throughput(growth, drafter, truth, CPU, 250, 50) for growth in fixed)
+    own = throughput(CostAware(8, 3, 6).priced(CPU), drafter, truth, CPU, 250, 50)
+    assert own > max(1.0, best)
