@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from statistics import median
 
-from drafters.base import Commit, Drafter
+from drafters.base import Drafter
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
@@ -19,10 +19,10 @@ from inference.cost_store import CostStore
 from inference.costs import Costs, CostTable, Load
 from inference.engine import Clock, Decoder, Request
 from inference.meter import SIZES, CostMeter
+from inference.passes import Growing, Pass, take
 from inference.pricing import priced
 from inference.prompts import Prompt, first_turn_ids
 from inference.spec import VERIFIERS, Spec
-from inference.stats import Round, looped
 from inference.stop import Stop
 
 BASELINE = "none"
@@ -55,36 +55,6 @@ class BenchSettings:
         for name, least in (("max_new_tokens", 2), ("rows", 1), ("repeats", 1), ("warmup", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}: give {least} or more")
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """One prompt's output in one pass: ids, why it ended, its rounds."""
-
-    ids: list[int]
-    finish_reason: str
-    rounds: list[Round]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One batch of prompts decoded once by one contender.
-
-    Args:
-        repeat: which repeat, from 0.
-        group: which batch of prompts, from 0.
-        prompts: their numbers.
-        outputs: one a prompt.
-        clock: seconds by phase, prefill apart, and rounds.
-        full_rounds: seconds of the rounds in which no row had ended yet.
-    """
-
-    repeat: int
-    group: int
-    prompts: tuple[int, ...]
-    outputs: list[Decoded]
-    clock: Clock
-    full_rounds: list[float]
 
 
 @dataclass
@@ -258,59 +228,20 @@ def _decode(
         )
         for row, prompt in enumerate(group)
     }
-    outputs = [_Growing(len(ids[prompt])) for prompt in group]
-    _take(outputs, decoder.admit(requests), 0.0)
+    outputs = [Growing(len(ids[prompt])) for prompt in group]
+    take(outputs, decoder.admit(requests), 0.0)
     full_rounds: list[float] = []
     while decoder.running:
         active, start = len(decoder.running), decoder.clock.decode
         commits = decoder.round()
         seconds = decoder.clock.decode - start
-        _take(outputs, commits, seconds / active)
+        take(outputs, commits, seconds / active)
         if active == len(group):
             full_rounds.append(seconds)
     for row in requests:
         decoder.release(row)
     clock = Clock(*(a - b for a, b in zip(astuple(decoder.clock), astuple(before), strict=True)))
     return Pass(repeat, number, group, [output.done() for output in outputs], clock, full_rounds)
-
-
-@dataclass
-class _Growing:
-    """One prompt's output while it grows."""
-
-    prompt: int  # its length
-    ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    rounds: list[Round] = field(default_factory=list)
-
-    def add(self, commit: Commit, seconds: float) -> None:
-        if commit.tree is not None:
-            self.rounds.append(
-                Round(
-                    commit.accepted,
-                    commit.attempted,
-                    commit.tree.drafted,
-                    len(commit.emitted),
-                    seconds,
-                    position=self.prompt + len(self.ids) - 1,
-                )
-            )
-        self.ids.extend(commit.emitted)
-        self.finish_reason = commit.finished
-
-    def done(self) -> Decoded:
-        assert self.finish_reason is not None
-        marks, start, rounds = looped(self.ids), 1, []  # the first token is the prefill's
-        for one in self.rounds:
-            rounds.append(replace(one, looped=any(marks[start : start + one.emitted])))
-            start += one.emitted
-        return Decoded(self.ids, self.finish_reason, rounds)
-
-
-def _take(outputs: Sequence[_Growing], commits: Sequence[Commit | None], seconds: float) -> None:
-    for output, commit in zip(outputs, commits, strict=False):
-        if commit is not None:
-            output.add(commit, seconds)
 
 
 def _check_lengths(target: Target, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:

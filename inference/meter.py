@@ -41,6 +41,9 @@ class CostMeter:
         """Cache the prefix and warm every size up."""
         self.target, self.rows = target, rows
         self.sizes = sorted({1, *sizes})
+        # different tokens, as in text: a mixture of experts reads more weights for each
+        repeats = -(-self.sizes[-1] // len(prefix))
+        self.tokens = (list(prefix) * repeats)[: self.sizes[-1]]
         self.cache = target.new_cache(rows, len(prefix) + self.sizes[-1])
         target.prefill([torch.tensor(prefix)] * rows, self.cache, Features())
         self.times: dict[int, list[float]] = {n: [] for n in self.sizes}
@@ -52,7 +55,7 @@ class CostMeter:
     def sample(self) -> None:
         """Time every size once."""
         for n in self.sizes:
-            trees: list[TokenTree | None] = [TokenTree.chain([0] * n)] * self.rows
+            trees: list[TokenTree | None] = [TokenTree.chain(self.tokens[:n])] * self.rows
             layout = self.target.lay_out(trees, self.cache)
             start = synchronised(self.target)
             self.target.run(layout, self.cache, Features())

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from drafters import embedded
 from drafters.growth import CostAware
-from drafters.target import Target
 from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
 from inference.cost_store import cost_key
 from inference.costs import Load, Shape
+from inference.facts import dtype_name, parameters, target_facts
 from inference.forecast import (
     RoundCost,
     break_even_tau,
@@ -68,30 +67,12 @@ def summarise(measured: Measurement, source: str) -> dict[str, Any]:
     }
 
 
-def target_facts(target: Target) -> dict[str, Any]:
-    """Return what figures of a target are filed under."""
-    return {
-        "name": target.name,
-        "title": _title(target.name),
-        "architecture": type(target.model).__name__,
-        "parameters": _parameters(target),
-        "dtype": _dtype(target),
-        "engine": target.engine,
-    }
-
-
-def _title(name: str) -> str:
-    """Return what tables call a target: the folder's name unless it is the embedded one."""
-    path = Path(name)
-    return embedded.TITLE if path.resolve() == embedded.cached_folder() else path.name
-
-
 def _settings(measured: Measurement, source: str) -> dict[str, Any]:
     values = asdict(measured.settings)
     return {
         "prompts_file": source,
         "prompts": len(measured.prompts),
-        "dtype": _dtype(measured.target),
+        "dtype": dtype_name(measured.target),
         "context": measured.context,
         **values.pop("warp"),
         **values,
@@ -268,7 +249,7 @@ def _plain_check(measured: Measurement) -> dict[str, Any]:
     rounds = [s for one in measured.baseline.passes for s in one.full_rounds]
     share = ratio_of_medians(measured.costs.times[1], rounds)
     most = share.value if share.interval is None else share.interval[1]
-    judged = _parameters(measured.target) >= JUDGED_PARAMETERS
+    judged = parameters(measured.target) >= JUDGED_PARAMETERS
     return {
         "share": share.value,
         "interval": share.interval,
@@ -276,14 +257,6 @@ def _plain_check(measured: Measurement) -> dict[str, Any]:
         "judged": judged,
         "passed": most is not None and (not judged or most >= PLAIN_SHARE),
     }
-
-
-def _dtype(target: Target) -> str:
-    return str(target.dtype).removeprefix("torch.")
-
-
-def _parameters(target: Target) -> int:
-    return sum(p.numel() for p in target.model.parameters())
 
 
 def _failures(

@@ -34,12 +34,13 @@ from inference import report, tune_report
 from inference.bench import BenchSettings, contenders, measure, prefix_of, steps
 from inference.cost_store import CostStore
 from inference.costs import CostTable, Load
+from inference.facts import target_facts
 from inference.generate import Sampling
 from inference.machine import machine, versions
 from inference.meter import WIDE_SIZES, measure_costs
 from inference.prompts import Prompt, first_turn_ids, read_prompts
 from inference.spec import Spec
-from inference.summary import summarise, target_facts
+from inference.summary import summarise
 from inference.tuning import Candidate, Largest, candidates, named, probes, ranked
 
 cli = app("Find the shape that a drafter should draft in on this machine, from measured costs.")
