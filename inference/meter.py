@@ -51,15 +51,19 @@ class CostMeter:
         for times in self.times.values():
             times.clear()
 
-    @torch.inference_mode()
     def sample(self) -> None:
         """Time every size once."""
         for n in self.sizes:
-            trees: list[TokenTree | None] = [TokenTree.chain(self.tokens[:n])] * self.rows
-            layout = self.target.lay_out(trees, self.cache)
-            start = synchronised(self.target)
-            self.target.run(layout, self.cache, Features())
-            self.times[n].append(synchronised(self.target) - start)
+            self.times[n].append(self.run(n))
+
+    @torch.inference_mode()
+    def run(self, n: int) -> float:
+        """Run n tokens a row over the cached prefix; return the seconds."""
+        trees: list[TokenTree | None] = [TokenTree.chain(self.tokens[:n])] * self.rows
+        layout = self.target.lay_out(trees, self.cache)
+        start = synchronised(self.target)
+        self.target.run(layout, self.cache, Features())
+        return synchronised(self.target) - start
 
     @property
     def costs(self) -> Costs:

@@ -54,6 +54,9 @@ def advice(result: Mapping[str, Any]) -> list[str]:
         where = f"{rows}, context {load['context']}, T={load['temperature']:g}"
         best = f"--drafter {spec}" if value > 1 else "speculation does not pay"
         lines.append(f"{where}: {best} ({how} {value:.2f})")
+        if load["experts_hit"]:
+            hit = ", ".join(f"{n}: {count:.1f}" for n, count in load["experts_hit"].items())
+            lines.append(f"{where}: experts hit a layer by n tokens a row: {hit}")
     return lines
 
 

@@ -34,10 +34,11 @@ from inference import report, tune_report
 from inference.bench import BenchSettings, contenders, measure, prefix_of, steps
 from inference.cost_store import CostStore
 from inference.costs import CostTable, Load
+from inference.experts import experts_hit, routers
 from inference.facts import target_facts
 from inference.generate import Sampling
 from inference.machine import machine, versions
-from inference.meter import WIDE_SIZES, measure_costs
+from inference.meter import WIDE_SIZES, CostMeter, measure_costs
 from inference.prompts import Prompt, first_turn_ids, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
@@ -207,12 +208,22 @@ def _load(
         "temperature": warp.temperature,
         "verify_seconds": {str(n): table.forward(n, load) for n in WIDE_SIZES},
         "plain_seconds": table.plain(load),
+        "experts_hit": _experts(plan, load),
         "shapes": [
             {"spec": c.spec, "tau": c.tau, "predicted": value, "shape": asdict(c.shape)}
             for c, value in best
         ],
         "tried": _tried(plan, warp, [c.spec for c, _ in best], load) if first else [],
     }
+
+
+def _experts(plan: Plan, load: Load) -> dict[str, float]:
+    """Return the distinct experts that a layer of a mixture reads, by n; nothing if it is dense."""
+    if not routers(plan.target):
+        return {}
+    prefix = prefix_of(plan.ids, load.context)
+    meter = CostMeter(plan.target, prefix, rows=load.rows, sizes=WIDE_SIZES)
+    return {str(n): hit for n, hit in experts_hit(meter).items()}
 
 
 def _tried(plan: Plan, warp: Warp, specs: list[str], load: Load) -> list[dict[str, Any]]:

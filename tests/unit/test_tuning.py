@@ -179,14 +179,15 @@ def test_advice_names_the_best_and_says_where_nothing_pays() -> None:
         {"spec": "D:growth=cost_aware", "measured": 1.25},
     ]
     poor = [{"spec": "D:growth=chain,gamma=1", "predicted": 0.9}]
-    where = {"context": 200, "temperature": 0.0}
+    where = {"context": 200, "temperature": 0.0, "experts_hit": {}}
     loads = [
         {"rows": 1, **where, "shapes": shapes, "tried": tried},
         {"rows": 4, **where, "shapes": shapes, "tried": []},
-        {"rows": 16, **where, "shapes": poor, "tried": []},
+        {"rows": 16, **where, "shapes": poor, "tried": [], "experts_hit": {"1": 2, "4": 5.5}},
     ]
     assert advice({"loads": loads}) == [
         "1 row, context 200, T=0: --drafter D:growth=cost_aware (measured 1.25)",
         "4 rows, context 200, T=0: --drafter D:growth=chain,gamma=2 (predicted 1.50)",
         "16 rows, context 200, T=0: speculation does not pay (predicted 0.90)",
+        "16 rows, context 200, T=0: experts hit a layer by n tokens a row: 1: 2.0, 4: 5.5",
     ]
