@@ -9,8 +9,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from drafters.base import Drafter
 from drafters.embedded import cache_root
 from drafters.errors import UserError
@@ -19,7 +17,7 @@ from drafters.growth import Chain, Dynamic, Growth, Static
 from drafters.sampling import Warp
 from drafters.target import Target
 from inference.costs import CostTable, DraftCosts, Grid
-from inference.machine import machine
+from inference.machine import machine, versions
 
 FORMAT_VERSION = 1
 
@@ -50,7 +48,7 @@ class CostStore:
         fingerprint.pop("name")
         self.identity: dict[str, Any] = {
             "machine": machine(),
-            "torch": torch.__version__,
+            "versions": {name: versions()[name] for name in ("specdrafters", "torch")},
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": target.device.type,
             "engine": target.engine,

@@ -107,6 +107,7 @@ class CostAwareGrowth:
         self.limits, self.prices = limits, prices
         self.ledger = Ledger(prices, limits.depth)
         self._drafted = 0  # levels of the round under way
+        self._trees: list[TokenTree] = []  # of the round under way
 
     @property
     def depth(self) -> int:
@@ -146,15 +147,28 @@ class CostAwareGrowth:
         """Count what a round accepted."""
         judged = [c for c in commits if c is not None and c.tree is not None]
         if judged:
-            self.ledger.observe(judged, self.levels, self._drafted)
-        self._drafted = 0
+            reaches = [self._reach(c.tree) for c in judged if c.tree is not None]
+            self.ledger.observe(judged, self.levels, reaches)
+
+    def _reach(self, tree: TokenTree) -> int:
+        """Return the levels drafted for a row; those of the tree if it was cut or not grown here."""
+        if any(tree is own for own in self._trees):
+            return self._drafted
+        return int(tree.depth.max())
 
     def grow(
         self, roots: Sequence[int], guesser: Guesser, warp: Warp, coins: Sequence[Coin]
     ) -> list[TokenTree]:
         """Grow one tree a row; the root alone where nothing pays."""
-        if self.draft == "sampled" and not warp.greedy:
-            return self._draw(roots, guesser, warp, coins)
+        drawn = self.draft == "sampled" and not warp.greedy
+        if drawn:
+            self._trees = self._draw(roots, guesser, warp, coins)
+        else:
+            self._trees = self._choose(roots, guesser)
+        return self._trees
+
+    def _choose(self, roots: Sequence[int], guesser: Guesser) -> list[TokenTree]:
+        """Grow trees of point masses and cut them to the nodes that pay."""
         rows = [ScoredRow(root) for root in roots]
         logits, trial = guesser.root_logits()[:, None], self.ledger.asleep
         for level in range(1, 2 if trial else self.depth + 1):

@@ -128,27 +128,25 @@ class Ledger:
         further = max(0.0, self.promise(survival, level, after)[0])
         return survival + further > self.rate * cost
 
-    def observe(self, commits: Sequence[Commit], levels: int, drafted: int) -> None:
+    def observe(self, commits: Sequence[Commit], levels: int, reaches: Sequence[int]) -> None:
         """Take in one round.
 
         Args:
             commits: of the rows that were judged, at least one.
             levels: that the round was allowed.
-            drafted: levels that were drafted together; 0: the drafter drafts without being grown.
+            reaches: levels that were drafted for each row, whether nodes of them were kept or not.
         """
-        judged = accepted = deepest = 0
-        for commit in commits:
+        judged = accepted = 0
+        for commit, reach in zip(commits, reaches, strict=True):
             tree = commit.tree
             assert tree is not None
-            reach = drafted if tree.confidence is not None else int(tree.depth.max())
-            deepest = max(deepest, reach)
             accepted += commit.accepted
             judged += self._judge(commit, tree, reach)
         rows = len(commits)
         nodes = sum(commit.tree.drafted for commit in commits if commit.tree is not None) / rows
         self._tokens = KEEP * self._tokens + sum(len(c.emitted) for c in commits) / rows
         self._time = (
-            KEEP * self._time + self.prices.tokens(1 + nodes) + self.prices.drafting(deepest)
+            KEEP * self._time + self.prices.tokens(1 + nodes) + self.prices.drafting(max(reaches))
         )
         self._settle()
         if levels == 0:

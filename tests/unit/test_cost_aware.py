@@ -150,6 +150,19 @@ def test_options_and_refusals() -> None:
         limits.start(1)
 
 
+def test_a_tree_that_was_cut_is_judged_as_far_as_it_went() -> None:
+    """The limit leaves one level of three: the others were not missed, they were not asked."""
+    sure = laws([0.1, 0.9], [0.9, 0.1])
+    growth = CostAware(3, 1, 3).priced(FREE)
+    before = growth.ledger.promise(1.0, above=1)
+    (tree,) = grow(growth, Markov([0], [sure]))
+    assert tree.drafted == 3
+    cut = tree.limit(1)
+    growth.observe([Commit(cut.tokens, 0, tree=cut, emitted=(1, 0), path=(0, 1))])
+    after = growth.ledger.promise(1.0, above=1)
+    assert after[0] > before[0]  # the first level was accepted, which speaks for the second too
+
+
 @pytest.fixture(scope="module")
 def target() -> Target:
     return tiny_target(num_hidden_layers=2, hidden_size=32, intermediate_size=64)

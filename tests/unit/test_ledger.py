@@ -27,7 +27,7 @@ def commit(tokens: list[int], accepted: int, *, confidence: list[float] | None =
 def feed(ledger: Ledger, accepted: list[int], gamma: int = 2) -> None:
     """Run rounds of a chain of gamma that a drafter proposes by itself."""
     for count in accepted:
-        ledger.observe([commit(list(range(gamma + 1)), count)], ledger.levels, 0)
+        ledger.observe([commit(list(range(gamma + 1)), count)], ledger.levels, [gamma])
 
 
 def test_recent_values_count_more() -> None:
@@ -75,7 +75,7 @@ def test_what_earns_more_elsewhere_is_left_out() -> None:
     ledger = Ledger(STEPS, 4)
     assert ledger.worth([1.0] * 4 + [0.4], 1) == 5
     for _ in range(400):
-        ledger.observe([commit([0, 1, 2, 3, 4], 4)], ledger.levels, 0)
+        ledger.observe([commit([0, 1, 2, 3, 4], 4)], ledger.levels, [4])
     assert ledger.rate == pytest.approx(5 / (1 + 4 * 0.125), rel=1e-3)
     assert ledger.worth([1.0] * 4 + [0.4], 1) == 4
 
@@ -83,7 +83,7 @@ def test_what_earns_more_elsewhere_is_left_out() -> None:
 def test_plain_rounds_earn_one() -> None:
     ledger = Ledger(STEPS, 4)
     for _ in range(20):
-        ledger.observe([commit([0], 0)], 0, 0)
+        ledger.observe([commit([0], 0)], 0, [0])
     assert ledger.rate == 1
 
 
@@ -91,7 +91,7 @@ def test_confidence_is_taken_at_its_word_until_it_is_judged() -> None:
     ledger = Ledger(FREE, 3)
     assert [ledger.chance(level, 0.6) for level in (1, 2)] == [0.6, 0.6]
     for _ in range(100):
-        ledger.observe([commit([0, 1], 0, confidence=[0.6])], 1, 1)
+        ledger.observe([commit([0, 1], 0, confidence=[0.6])], 1, [1])
     weight = (1 - KEEP**100) / (1 - KEEP)
     pooled = TRUST * 0.6 / (weight + TRUST)
     assert ledger.chance(2, 0.6) == pytest.approx(pooled)
@@ -105,7 +105,7 @@ def test_siblings_are_counted_each() -> None:
     scores = torch.tensor([1.0, 0.6, 0.3, 0.6 * 0.9]).log()
     tree = TokenTree(torch.tensor([0, 1, 2, 3]), torch.tensor([-1, 0, 0, 1]), None, scores)
     seen = Commit(tree.tokens[:2], 7, tree=tree, emitted=(1, 7), path=(0, 1))
-    ledger.observe([seen], 2, 2)
+    ledger.observe([seen], 2, [2])
     one = 1 + TRUST
     assert ledger.chance(1, 0.6) == pytest.approx((1 + TRUST * (1 + TRUST * 0.6) / one) / one)
     assert ledger.chance(1, 0.3) == pytest.approx(TRUST * TRUST * 0.3 / one / one)
@@ -115,8 +115,8 @@ def test_siblings_are_counted_each() -> None:
 def test_a_level_that_was_drafted_but_not_kept_counts_as_missed() -> None:
     pruned, kept = Ledger(FREE, 2), Ledger(FREE, 2)
     for _ in range(50):
-        pruned.observe([commit([0], 0, confidence=[])], 2, 1)
-        kept.observe([commit([0, 1], 1, confidence=[0.6])], 2, 1)
+        pruned.observe([commit([0], 0, confidence=[])], 2, [1])
+        kept.observe([commit([0, 1], 1, confidence=[0.6])], 2, [1])
     assert pruned.promise()[0] < 0.1
     assert kept.promise()[0] > 0.9
 
@@ -130,7 +130,7 @@ def test_nothing_is_drafted_where_nothing_pays_and_trials_grow_rare() -> None:
         if levels:
             trials.append(rounds)
         tokens = [0, 1, 2][: levels + 1]
-        ledger.observe([commit(tokens, 0)], levels, 0)
+        ledger.observe([commit(tokens, 0)], levels, [levels])
         rounds += 1
     learning = next(i for i, number in enumerate(trials) if number != i)
     assert learning < 12
@@ -146,7 +146,7 @@ def test_it_comes_back_when_the_text_grows_easy_and_stays() -> None:
     rounds = 0
     while ledger.asleep:
         levels = ledger.levels
-        ledger.observe([commit([0, 1, 2][: levels + 1], levels)], levels, 0)
+        ledger.observe([commit([0, 1, 2][: levels + 1], levels)], levels, [levels])
         rounds += 1
         assert rounds < 40
     assert rounds > 16  # it waited, then every trial was taken
@@ -169,7 +169,7 @@ def test_a_row_that_ends_judges_what_it_reached() -> None:
     cut = commit([0, 1, 2, 3], 1)
     ended = Commit(cut.inputs, 2, tree=cut.tree, finished="stop", emitted=(1, 2), path=(0, 1))
     assert (ended.accepted, ended.attempted) == (2, 2)
-    ledger.observe([ended], 4, 0)
+    ledger.observe([ended], 4, [3])
     alpha, total, survival = 0.5, 0.0, 1.0
     for level in (1, 2, 3, 4):
         if level <= 2:
