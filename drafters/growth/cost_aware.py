@@ -151,7 +151,7 @@ class CostAwareGrowth:
             self.ledger.observe(judged, self.levels, reaches)
 
     def _reach(self, tree: TokenTree) -> int:
-        """Return the levels drafted for a row; those of the tree if it was cut or not grown here."""
+        """Return the levels drafted for a row; the tree's own if it was cut or not grown here."""
         if any(tree is own for own in self._trees):
             return self._drafted
         return int(tree.depth.max())

@@ -64,6 +64,13 @@ def test_prices_are_the_same_costs_in_plain_rounds() -> None:
     assert total * 4.5 == pytest.approx(TABLE.round("d", shape, Load(1, 100)), abs=1e-12)
 
 
+def test_what_was_measured_covers_what_lies_within() -> None:
+    for width, covered in ((1, True), (2, True), (3, True), (4, False)):
+        assert TABLE.covers("d", width, 1) is covered
+    assert not TABLE.covers("d", 1, 2)  # T(n) was timed up to 4 rows, this drafter at one
+    assert not TABLE.covers("e", 1, 1)
+
+
 def test_prices_never_fall_and_start_at_one_token() -> None:
     assert Prices(((1, 1.0), (2, 0.9), (4, 1.2))).verify == ((1, 1.0), (2, 1.0), (4, 1.2))
     assert [Prices(((1, 1.0),), 0.5, 0.25).drafting(n) for n in (0, 1, 3)] == [0, 0.5, 1]
