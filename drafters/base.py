@@ -163,6 +163,10 @@ class Drafter(Protocol):
     name: ClassVar[str]
     features: Features
 
+    def options(self) -> Mapping[str, object]:
+        """Return the resolved options: with them the registry builds one of the same sizes."""
+        ...
+
     def start(self, target: "Target", growth: "Growth", rows: int, capacity: int) -> DraftSession:
         """Start a session for `rows` rows of at most `capacity` tokens each."""
         ...

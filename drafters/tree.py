@@ -40,11 +40,14 @@ class TokenTree:
             N drafted nodes: counts and budgets never include the root.
         parent: [N+1] int64; parent[0] = -1, parent[i] < i, elder siblings first in drawn order.
         laws: the laws that the nodes were drawn from; None if every node is a point mass.
+        confidence: [N+1] float32, log of how sure the drafter is of each node's path, the root's
+            0; None if nobody asked. Of a drawn node it is its law's mode, never the drawn token's.
     """
 
     tokens: Tensor
     parent: Tensor
     laws: Laws | None = None
+    confidence: Tensor | None = None
 
     @classmethod
     def chain(cls, tokens: Sequence[int] | Tensor, laws: Laws | None = None) -> "TokenTree":
@@ -155,7 +158,8 @@ class TokenTree:
         laws = self.laws
         if laws is not None:
             laws = Laws(laws.probs, laws.ids, laws.of[keep[1:] - 1])
-        return TokenTree(self.tokens[keep], parent, laws)
+        confidence = None if self.confidence is None else self.confidence[keep]
+        return TokenTree(self.tokens[keep], parent, laws, confidence)
 
     def check(self) -> None:
         """Raise ValueError if the numbering breaks the contract of this class.

@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from statistics import median
 
-from drafters.base import Commit, Drafter
+from drafters.base import Drafter
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
-from inference.costs import SIZES, CostMeter, Costs
+from inference.cost_store import CostStore
+from inference.costs import Costs, CostTable, Load
 from inference.engine import Clock, Decoder, Request
+from inference.meter import SIZES, CostMeter
+from inference.passes import Growing, Pass, take
+from inference.pricing import priced
 from inference.prompts import Prompt, first_turn_ids
 from inference.spec import VERIFIERS, Spec
-from inference.stats import Round, looped
 from inference.stop import Stop
 
 BASELINE = "none"
@@ -54,36 +57,6 @@ class BenchSettings:
                 raise UserError(f"{name} is {getattr(self, name)}: give {least} or more")
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """One prompt's output in one pass: ids, why it ended, its rounds."""
-
-    ids: list[int]
-    finish_reason: str
-    rounds: list[Round]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One batch of prompts decoded once by one contender.
-
-    Args:
-        repeat: which repeat, from 0.
-        group: which batch of prompts, from 0.
-        prompts: their numbers.
-        outputs: one a prompt.
-        clock: seconds by phase, prefill apart, and rounds.
-        full_rounds: seconds of the rounds in which no row had ended yet.
-    """
-
-    repeat: int
-    group: int
-    prompts: tuple[int, ...]
-    outputs: list[Decoded]
-    clock: Clock
-    full_rounds: list[float]
-
-
 @dataclass
 class Contender:
     """A drafter in the race, and what it did.
@@ -116,6 +89,7 @@ class Measurement:
         drafters: the others.
         costs: T(n), measured in the same turns.
         context: tokens that were cached when T(n) was timed.
+        stored: what was measured on this machine before, for forecasts; None: nothing.
     """
 
     target: Target
@@ -126,6 +100,7 @@ class Measurement:
     drafters: Sequence[Contender]
     costs: Costs
     context: int
+    stored: CostTable | None = None
 
 
 def contenders(target: Target, specs: Sequence[Spec]) -> list[Contender]:
@@ -175,12 +150,12 @@ def measure(
     _check_lengths(target, prompts, ids)
     baseline = Contender(BASELINE, load_drafter(BASELINE, target), Chain(1))
     race = [baseline, *drafters]
-    decoders = [_decoder(target, contender, ids, settings) for contender in race]
+    context, rows = _typical_context(target, ids, settings), min(settings.rows, len(ids))
+    load = Load(rows, len(context))
+    decoders = [_decoder(target, contender, ids, settings, load) for contender in race]
     for decoder in decoders:
         _warm_up(decoder, ids, settings)
         advance()
-    context = _typical_context(target, ids, settings)
-    rows = min(settings.rows, len(ids))
     meter = CostMeter(target, context, rows=rows, sizes=_sizes(drafters))
     for turn, group, samples in _turns(len(ids), settings):
         for place in range(len(race)):
@@ -189,8 +164,10 @@ def measure(
             advance()
         for _ in range(samples):
             meter.sample()
-    costs = meter.costs
-    return Measurement(target, settings, prompts, ids, baseline, drafters, costs, len(context))
+    stored = CostStore(target, settings.warp).load()
+    return Measurement(
+        target, settings, prompts, ids, baseline, drafters, meter.costs, len(context), stored
+    )
 
 
 def _turns(
@@ -206,14 +183,18 @@ def _turns(
 
 
 def _decoder(
-    target: Target, contender: Contender, ids: Sequence[Sequence[int]], settings: BenchSettings
+    target: Target,
+    contender: Contender,
+    ids: Sequence[Sequence[int]],
+    settings: BenchSettings,
+    load: Load,
 ) -> Decoder:
     verify = VERIFIERS["lossless" if contender.spec is None else contender.spec.verify]
     return Decoder(
         target,
         contender.drafter,
-        contender.growth,
-        rows=min(settings.rows, len(ids)),
+        priced(contender.growth, target, contender.drafter, load, settings.warp),
+        rows=load.rows,
         capacity=max(len(prompt) for prompt in ids) + settings.max_new_tokens,
         warp=settings.warp,
         stop=Stop(target.eos_ids),
@@ -247,50 +228,20 @@ def _decode(
         )
         for row, prompt in enumerate(group)
     }
-    outputs = [_Growing() for _ in group]
-    _take(outputs, decoder.admit(requests), 0.0)
+    outputs = [Growing(len(ids[prompt])) for prompt in group]
+    take(outputs, decoder.admit(requests), 0.0)
     full_rounds: list[float] = []
     while decoder.running:
         active, start = len(decoder.running), decoder.clock.decode
         commits = decoder.round()
         seconds = decoder.clock.decode - start
-        _take(outputs, commits, seconds / active)
+        take(outputs, commits, seconds / active)
         if active == len(group):
             full_rounds.append(seconds)
     for row in requests:
         decoder.release(row)
     clock = Clock(*(a - b for a, b in zip(astuple(decoder.clock), astuple(before), strict=True)))
     return Pass(repeat, number, group, [output.done() for output in outputs], clock, full_rounds)
-
-
-@dataclass
-class _Growing:
-    """One prompt's output while it grows."""
-
-    ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    rounds: list[Round] = field(default_factory=list)
-
-    def add(self, commit: Commit, seconds: float) -> None:
-        self.ids.extend(commit.emitted)
-        self.finish_reason = commit.finished
-        if commit.tree is not None:
-            drafted, emitted = commit.tree.drafted, len(commit.emitted)
-            self.rounds.append(Round(commit.accepted, commit.attempted, drafted, emitted, seconds))
-
-    def done(self) -> Decoded:
-        assert self.finish_reason is not None
-        marks, start, rounds = looped(self.ids), 1, []  # the first token is the prefill's
-        for one in self.rounds:
-            rounds.append(replace(one, looped=any(marks[start : start + one.emitted])))
-            start += one.emitted
-        return Decoded(self.ids, self.finish_reason, rounds)
-
-
-def _take(outputs: Sequence[_Growing], commits: Sequence[Commit | None], seconds: float) -> None:
-    for output, commit in zip(outputs, commits, strict=False):
-        if commit is not None:
-            output.add(commit, seconds)
 
 
 def _check_lengths(target: Target, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:
@@ -308,7 +259,11 @@ def _typical_context(
 ) -> list[int]:
     """Return real tokens, as many as a row has cached in the middle of a typical output."""
     length = int(median(len(prompt) for prompt in ids)) + settings.max_new_tokens // 2
-    length = min(length, target.shape.max_positions - max(SIZES))
+    return prefix_of(ids, min(length, target.shape.max_positions - max(SIZES)))
+
+
+def prefix_of(ids: Sequence[Sequence[int]], length: int) -> list[int]:
+    """Return so many tokens of prompts, repeated where they are fewer."""
     tokens = [token for prompt in ids for token in prompt]
     return (tokens * -(-length // len(tokens)))[:length]
 

@@ -1,28 +1,26 @@
-"""Costs: what a forward over n tokens takes, and what follows for a drafter's speed.
+"""Costs: what a target's and a drafter's work takes on one machine, and between what was measured.
 
-T(n) is the target's forward over n new tokens a row, over a cached prefix. The sizes are timed in
-turns, so that a slow spell of the machine hits all of them, and the medians are kept.
+T(n) is the target's forward over n new tokens a row, over a cached prefix. A table holds T(n) for
+several batch sizes and contexts, and each drafter's own time; inference/meter.py measures,
+inference/cost_store.py keeps, inference/forecast.py says what follows for a drafter's speed.
 """
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
+from itertools import groupby
+from statistics import fmean, median
 
 import numpy as np
-import torch
 
-from drafters.base import Features
-from drafters.target import Target
-from drafters.tree import TokenTree
+from drafters.growth.prices import Prices, line
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+Grid = Mapping[tuple[int, ...], float]  # seconds by coordinates; need not be complete
 
 
 @dataclass(frozen=True)
 class Costs:
-    """T(n) of one or many rows.
+    """T(n) of one or many rows over one context.
 
     Args:
         times: what was timed, in seconds, by n ascending; 1 is among them.
@@ -49,82 +47,146 @@ class Costs:
         return {str(n): seconds / self.step for n, seconds in self.seconds.items()}
 
 
-class CostMeter:
-    """Times forwards of a target.
+@dataclass(frozen=True)
+class DraftCosts:
+    """A drafter's time in a round, by (width, rows, context); width: nodes expanded a level.
 
     Args:
-        target: whose forward is timed.
-        prefix: [m] ids that every row has cached.
-        rows: batch size.
-        sizes: the values of n; 1 is always among them.
+        first: seconds of proposing one level, the encoding of what became final included.
+        level: seconds of every further level.
+        overhead: seconds of the engine's own work in a round with drafts.
     """
 
-    @torch.inference_mode()
-    def __init__(
-        self, target: Target, prefix: Sequence[int], *, rows: int = 1, sizes: Sequence[int] = SIZES
-    ) -> None:
-        """Cache the prefix and warm every size up."""
-        self.target, self.rows = target, rows
-        self.sizes = sorted({1, *sizes})
-        self.cache = target.new_cache(rows, len(prefix) + self.sizes[-1])
-        target.prefill([torch.tensor(prefix)] * rows, self.cache, Features())
-        self.times: dict[int, list[float]] = {n: [] for n in self.sizes}
-        self.sample()
-        for times in self.times.values():
-            times.clear()
+    first: Grid
+    level: Grid
+    overhead: Grid
 
-    @torch.inference_mode()
-    def sample(self) -> None:
-        """Time every size once."""
-        for n in self.sizes:
-            trees: list[TokenTree | None] = [TokenTree.chain([0] * n)] * self.rows
-            layout = self.target.lay_out(trees, self.cache)
-            start = synchronised(self.target)
-            self.target.run(layout, self.cache, Features())
-            self.times[n].append(synchronised(self.target) - start)
-
-    @property
-    def costs(self) -> Costs:
-        """Return what was timed so far."""
-        return Costs({n: list(times) for n, times in self.times.items()})
-
-
-def synchronised(target: Target) -> float:
-    """Return the time in seconds once the device has done what it was given."""
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
-    return time.perf_counter()
+    def merged(self, newer: "DraftCosts") -> "DraftCosts":
+        """Return these costs with what was measured since."""
+        return DraftCosts(
+            {**self.first, **newer.first},
+            {**self.level, **newer.level},
+            {**self.overhead, **newer.overhead},
+        )
 
 
 @dataclass(frozen=True)
-class RoundCost:
-    """Mean seconds of one round, by phase; verify is T at the mean of the trees' sizes."""
+class Load:
+    """What a round works on: rows, and tokens that each has cached."""
 
-    draft: float
-    build: float
-    verify: float
-    commit: float
-
-    @property
-    def total(self) -> float:
-        """Return the seconds of a round."""
-        return self.draft + self.build + self.verify + self.commit
+    rows: int = 1
+    context: int = 0
 
 
-def predicted_speedup(tau: float, cost: RoundCost, step: float) -> float:
-    """Return tau * T(1) / T_round: what a drafter should bring against plain decoding.
+@dataclass(frozen=True)
+class Shape:
+    """A tree's size: levels, nodes drafted a row, nodes expanded a level. Zeros: no drafts."""
 
-    >>> predicted_speedup(2.0, RoundCost(0.2, 0.0, 1.1, 0.1), 1.0)
-    1.4285714285714286
+    levels: int = 0
+    nodes: float = 0
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What was measured of one target on one machine in one dtype.
+
+    Args:
+        verify: T(n) in seconds by (rows, context, n).
+        overhead: seconds of the engine's own work in a plain round, by (rows, context).
+        drafters: by what a drafter is called; see inference.cost_store.drafter_key.
     """
-    return tau * step / cost.total
+
+    verify: Grid
+    overhead: Grid
+    drafters: Mapping[str, DraftCosts] = field(default_factory=dict[str, DraftCosts])
+
+    def forward(self, n: float, load: Load) -> float:
+        """Return T(n) in seconds."""
+        return between(self.verify, (load.rows, load.context, n))
+
+    def plain(self, load: Load) -> float:
+        """Return the seconds of a plain round."""
+        return self.forward(1, load) + between(self.overhead, (load.rows, load.context))
+
+    def round(self, drafter: str, shape: Shape, load: Load) -> float:
+        """Return the seconds of a round in which this drafter drafts.
+
+        Raises:
+            KeyError: if the drafter was not measured.
+        """
+        if not shape.levels:
+            return self.plain(load)
+        costs, where = self.drafters[drafter], (shape.width, load.rows, load.context)
+        draft = between(costs.first, where) + between(costs.level, where) * (shape.levels - 1)
+        return draft + self.forward(shape.nodes + 1, load) + between(costs.overhead, where)
+
+    def prices(self, drafter: str, width: int, load: Load) -> Prices:
+        """Return what a growth policy reads: the same costs in plain rounds.
+
+        Raises:
+            KeyError: if the drafter was not measured.
+        """
+        plain, bare = self.plain(load), between(self.overhead, (load.rows, load.context))
+        sizes = sorted({n for _, _, n in self.verify})
+        costs, where = self.drafters[drafter], (width, load.rows, load.context)
+        more = between(costs.overhead, where) - bare
+        return Prices(
+            verify=tuple((n, (self.forward(n, load) + bare) / plain) for n in sizes),
+            first=max(0.0, between(costs.first, where) + more) / plain,
+            level=max(0.0, between(costs.level, where)) / plain,
+        )
+
+    def covers(self, drafter: str, width: int, rows: int) -> bool:
+        """Tell whether this width and number of rows lie within what was measured of a drafter."""
+        if drafter not in self.drafters:
+            return False
+        counts = {rows for _, rows, _ in self.drafters[drafter].first}
+        widths = {width for width, _, _ in self.drafters[drafter].first}
+        forwards = {rows for rows, _, _ in self.verify}
+        return min(widths) <= width <= max(widths) and all(
+            min(measured) <= rows <= max(measured) for measured in (counts, forwards)
+        )
+
+    def merged(self, newer: "CostTable") -> "CostTable":
+        """Return this table with what was measured since; a drafter's entries are added up too."""
+        drafters = dict(self.drafters)
+        for name, costs in newer.drafters.items():
+            drafters[name] = drafters.get(name, DraftCosts({}, {}, {})).merged(costs)
+        return CostTable(
+            {**self.verify, **newer.verify}, {**self.overhead, **newer.overhead}, drafters
+        )
 
 
-def break_even_tau(round_seconds: float, step_seconds: float) -> float:
-    """Return the tau from which on a shape pays: its round in plain rounds."""
-    return round_seconds / step_seconds
+def between(grid: Grid, at: Sequence[float]) -> float:
+    """Return a grid's value at these coordinates, by straight lines along one after the other.
+
+    Below the first point of a coordinate its value is kept, above the last the line goes on.
+
+    >>> between({(1, 0): 2.0, (1, 10): 4.0, (2, 0): 6.0}, (1, 5)), between({(1,): 2.0}, (9,))
+    (3.0, 2.0)
+    """
+    if not at:
+        return next(iter(grid.values()))
+    points: list[tuple[float, float]] = []
+    for x, group in groupby(sorted(grid.items()), key=lambda entry: entry[0][0]):
+        points.append((x, between({key[1:]: y for key, y in group}, at[1:])))
+    return line(tuple(points), at[0])
 
 
-def cost_ratio(draft_seconds: float, depth: int, step_seconds: float) -> float:
-    """Return c: one depth's drafting as a share of a plain forward."""
-    return draft_seconds / depth / step_seconds
+def fit_levels(seconds: Mapping[int, float]) -> tuple[float, float]:
+    """Return (first level, every further level) in seconds: the best line through totals by levels.
+
+    With a single number of levels the further ones are taken to be free.
+
+    >>> fit_levels({1: 2.0, 2: 3.0, 4: 5.0})
+    (2.0, 1.0)
+    """
+    levels = [level - 1 for level in seconds]
+    mean_x, mean_y = fmean(levels), fmean(seconds.values())
+    spread = sum((x - mean_x) ** 2 for x in levels)
+    if not spread:
+        return mean_y, 0.0
+    pairs = zip(levels, seconds.values(), strict=True)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread
+    return mean_y - slope * mean_x, slope

@@ -100,7 +100,8 @@ class Decoder:
         self.target, self.warp, self.stop, self.verify = target, warp, stop, verify
         self.capacity = min(capacity, target.shape.max_positions)
         self.cache = target.new_cache(rows, self.capacity + growth.nodes + 1)
-        self.session = drafter.start(target, growth, rows, self.capacity + growth.nodes + 1)
+        self.growth = growth.start(rows)
+        self.session = drafter.start(target, self.growth, rows, self.capacity + growth.nodes + 1)
         self.rows: list[Row | None] = [None] * rows
         self.clock = Clock()
 
@@ -128,6 +129,7 @@ class Decoder:
             None if out is None else self._first(row, out) for row, out in enumerate(outputs)
         ]
         self.session.observe(commits)
+        self.growth.observe(commits)
         self.clock.prefill += time.perf_counter() - start
         return commits
 
@@ -136,8 +138,7 @@ class Decoder:
         """Decode one round of every unfinished row."""
         marks = [time.perf_counter()]
         active = [row if row is not None and row.finished is None else None for row in self.rows]
-        random = [None if row is None else row.random for row in active]
-        trees = self.session.propose(self.warp, random)
+        trees = self._propose(active)
         marks.append(time.perf_counter())
         trees = [
             None if row is None or tree is None else _within(tree, row.room - 1)
@@ -156,6 +157,7 @@ class Decoder:
         commits, paths = self._judge(trees, outputs, spoilt)
         self.cache.keep(paths)
         self.session.observe(commits)
+        self.growth.observe(commits)
         marks.append(time.perf_counter())
         self._count(marks)
         return commits
@@ -168,6 +170,17 @@ class Decoder:
     def running(self) -> list[int]:
         """Return the rows that go on."""
         return [i for i, row in enumerate(self.rows) if row is not None and row.finished is None]
+
+    def _propose(self, active: Sequence[Row | None]) -> list[TokenTree | None]:
+        """Return each row's tree; the roots alone where drafting does not pay.
+
+        A session that is not asked stores what became final, so such a round costs what a plain
+        one does.
+        """
+        if self.growth.levels == 0:
+            return [None if row is None else TokenTree.chain(row.ids[-1:]) for row in active]
+        random = [None if row is None else row.random for row in active]
+        return self.session.propose(self.warp, random)
 
     def _judge(
         self,

@@ -14,7 +14,9 @@ from drafters.errors import UserError
 from drafters.growth import Chain, Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
+from inference.costs import Load
 from inference.engine import Clock, Decoder, Request
+from inference.pricing import priced
 from inference.stop import Stop
 from inference.verify import Verifier, lossless
 
@@ -135,11 +137,14 @@ class Generation:
         stop = Stop(
             target.eos_ids if eos is None else eos, self.sampling.stop_strings, target.tokenizer
         )
+        load = Load(
+            min(rows or _ROWS, len(self.prompts)), longest + self.sampling.max_new_tokens // 2
+        )
         self.decoder = Decoder(
             target,
             drafter,
-            growth or Chain(),
-            rows=min(rows or _ROWS, len(self.prompts)),
+            priced(growth or Chain(), target, drafter, load, self.sampling.warp),
+            rows=load.rows,
             capacity=longest + self.sampling.max_new_tokens,
             warp=self.sampling.warp,
             stop=stop,

@@ -27,17 +27,18 @@ _HEADINGS = (
 )
 
 
-def write(result: Mapping[str, Any], folder: str | Path) -> Path:
-    """Write benchmark.json; a kill leaves the old file or the new one.
+def write(result: Mapping[str, Any], folder: str | Path, name: str = FILE) -> Path:
+    """Write benchmark.json, or another file of results; a kill leaves the old file or the new one.
 
     Args:
         result: from inference.summary.summarise.
         folder: made if needed.
+        name: of the file.
 
     Raises:
         UserError: if the folder cannot be written.
     """
-    path = Path(folder) / FILE
+    path = Path(folder) / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(f".{os.getpid()}.tmp")
@@ -89,7 +90,7 @@ def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
         _number(one["alpha"]),
         _number(one["speedup"]),
         "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}",
-        _number(one["predicted_speedup"]),
+        _predicted(one),
         _number(one["break_even_tau"]),
         _number(one["cost_ratio"], 3),
         f"{_percent(share['draft'])} {_percent(share['verify'])}",
@@ -112,10 +113,18 @@ def _caption(result: Mapping[str, Any]) -> str:
         f"none: {_number(speed, 1)} tokens/s, {_number(plain['check']['share'])} of 1/T(1). "
         f"T(n)/T(1): {', '.join(f'{n}: {value:.2f}' for n, value in costs.items())}. "
         "shape: gamma, children a depth, or nodes/width/depth. tau counts the bonus, not the "
-        "prefill's token. pred.: speed-up that the costs predict. even: the tau from which a shape "
-        "pays. c: one depth's drafting over T(1). time: share of drafting, of verifying. same: "
-        "outputs equal to none's (+ near-ties). no loops: speed-up outside repeated 4-grams."
+        "prefill's token. pred.: speed-up that this run's costs predict, then that of stored ones. "
+        "even: the tau from which a shape pays. c: one depth's drafting over T(1). time: share of "
+        "drafting, of verifying. same: outputs equal to none's (+ near-ties). no loops: speed-up "
+        "outside repeated 4-grams."
     )
+
+
+def _predicted(one: Mapping[str, Any]) -> str:
+    """Return the prediction of this run's costs, and that of costs measured before if there are."""
+    found = _number(one["predicted_speedup"])
+    stored = one["forecast_speedup"]
+    return found if stored is None else f"{found} {stored:.2f}"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

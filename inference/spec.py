@@ -1,8 +1,8 @@
 """Spec: a drafter and how it drafts, as command lines name them.
 
 `D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=dynamic,nodes=8`,
-`draft=sampled`, `verify=lossless`. D is a drafter's folder or the name of one without weights,
-whose own options stand beside the others.
+`D:growth=cost_aware`, `draft=sampled`, `verify=lossless`. D is a drafter's folder or the name of
+one without weights, whose own options stand beside the others.
 """
 
 from collections.abc import Mapping

@@ -28,6 +28,7 @@ class Round:
         emitted: tokens that were emitted, the bonus or correction included.
         seconds: its share of the engine's time.
         looped: whether one of its tokens lies in a repeated 4-gram of the output.
+        position: context index of its root.
     """
 
     accepted: int
@@ -36,6 +37,7 @@ class Round:
     emitted: int
     seconds: float = 0.0
     looped: bool = False
+    position: int = 0
 
 
 @dataclass(frozen=True)

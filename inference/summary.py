@@ -14,18 +14,28 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from drafters import embedded
+from drafters.growth import CostAware
 from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
-from inference.costs import RoundCost, break_even_tau, cost_ratio, predicted_speedup
+from inference.cost_store import cost_key
+from inference.costs import Load, Shape
+from inference.facts import dtype_name, parameters, target_facts
+from inference.forecast import (
+    RoundCost,
+    break_even_tau,
+    cost_ratio,
+    forecast,
+    predicted_speedup,
+)
 from inference.machine import machine, versions
 from inference.stats import ratio_of_medians
-from inference.tally import Entry, Tally, without_loops
+from inference.tally import Keep, Tally, without_loops
 
 FORMAT_VERSION = 1
 PLAIN_SHARE = 0.95  # of 1 / T(1): below it plain decoding would be a straw man
 # The step of a smaller target is mostly Python, which T(1) leaves out: its share says nothing.
 JUDGED_PARAMETERS = 10_000_000
+POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # where buckets of context positions start
 _FLOATS = {"F64", "F32", "F16", "BF16"}  # tables of ids are no parameters
 
 
@@ -36,7 +46,7 @@ def summarise(measured: Measurement, source: str) -> dict[str, Any]:
     drafters = [_drafter(measured, contender, plain) for contender in measured.drafters]
     return {
         "format_version": FORMAT_VERSION,
-        "target": _target(measured),
+        "target": target_facts(measured.target),
         "machine": machine(),
         "versions": versions(),
         "settings": _settings(measured, source),
@@ -57,30 +67,12 @@ def summarise(measured: Measurement, source: str) -> dict[str, Any]:
     }
 
 
-def _target(measured: Measurement) -> dict[str, Any]:
-    target = measured.target
-    return {
-        "name": target.name,
-        "title": _title(target.name),
-        "architecture": type(target.model).__name__,
-        "parameters": _parameters(measured),
-        "dtype": _dtype(measured),
-        "engine": target.engine,
-    }
-
-
-def _title(name: str) -> str:
-    """Return what tables call a target: the folder's name unless it is the embedded one."""
-    path = Path(name)
-    return embedded.TITLE if path.resolve() == embedded.cached_folder() else path.name
-
-
 def _settings(measured: Measurement, source: str) -> dict[str, Any]:
     values = asdict(measured.settings)
     return {
         "prompts_file": source,
         "prompts": len(measured.prompts),
-        "dtype": _dtype(measured),
+        "dtype": dtype_name(measured.target),
         "context": measured.context,
         **values.pop("warp"),
         **values,
@@ -109,11 +101,13 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         "speedup": gain.value,
         "speedup_interval": gain.interval,
         **_costs(measured, contender, own, plain),
+        "forecast_speedup": _forecast(measured, contender, own),
         "time_share": own.time_share,
         **_outputs(measured, own, plain),
         "looped_share": own.looped_share(),
-        "without_loops": _without_loops(own, plain),
+        "without_loops": _part(own, plain, without_loops),
         "by_category": _by_category(measured, own, plain),
+        "by_position": _by_position(own, plain),
     }
 
 
@@ -170,6 +164,22 @@ def _costs(
     }
 
 
+def _forecast(measured: Measurement, contender: Contender, own: Tally) -> float | None:
+    """Return what survival and stored costs predict; None where they do not cover this.
+
+    Nothing that was timed in this run enters. A growth that weighs every node has no fixed shape.
+    """
+    table, growth, found = measured.stored, contender.growth, own.acceptance()
+    if table is None or found.tau is None or isinstance(growth, CostAware):
+        return None
+    key, width = cost_key(contender.drafter, growth, measured.settings.warp), growth.expanded
+    load = Load(measured.settings.rows, measured.context)
+    if not table.covers(key, width, load.rows):
+        return None
+    shape = Shape(growth.depth, found.drafted / found.rounds, width)
+    return forecast(table, key, shape, 1 + sum(found.survival_by_depth), load)
+
+
 def _outputs(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
     """Return how many greedy outputs equal plain decoding's; None where outputs were drawn."""
     if not measured.settings.warp.greedy:
@@ -193,18 +203,6 @@ def _difference(measured: Measurement, own: Tally, plain: Tally, prompt: int) ->
     return min(differences, key=lambda d: d.near_tie, default=None)
 
 
-def _without_loops(own: Tally, plain: Tally) -> dict[str, Any]:
-    kept, gain = own.acceptance(without_loops), own.speedup(plain, without_loops)
-    return {
-        "tokens": kept.tokens,
-        "rounds": kept.rounds,
-        "tau": kept.tau,
-        "alpha": kept.alpha,
-        "speedup": gain.value,
-        "speedup_interval": gain.interval,
-    }
-
-
 def _by_category(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
     members: dict[str, set[int]] = {}
     for number, prompt in enumerate(measured.prompts):
@@ -213,19 +211,34 @@ def _by_category(measured: Measurement, own: Tally, plain: Tally) -> dict[str, A
 
 
 def _category(own: Tally, plain: Tally, prompts: set[int]) -> dict[str, Any]:
-    def inside(entry: Entry) -> bool:
-        return entry.prompt in prompts
-
-    found, gain = own.acceptance(inside), own.speedup(plain, inside)
     return {
         "prompts": len(prompts),
+        **_part(own, plain, lambda entry: entry.prompt in prompts),
+        "looped_share": own.looped_share(prompts),
+    }
+
+
+def _by_position(own: Tally, plain: Tally) -> dict[str, Any]:
+    """Return the figures of rounds whose root lies from each start up to the next."""
+    ends = (*POSITIONS[1:], math.inf)
+    found: dict[str, Any] = {}
+    for start, end in zip(POSITIONS, ends, strict=True):
+        part = _part(own, plain, lambda e, a=start, b=end: a <= e.round.position < b)
+        if part["rounds"]:
+            found[str(start)] = part
+    return found
+
+
+def _part(own: Tally, plain: Tally, inside: Keep) -> dict[str, Any]:
+    """Return what the rounds inside say, of a drafter and of plain decoding."""
+    found, gain = own.acceptance(inside), own.speedup(plain, inside)
+    return {
         "rounds": found.rounds,
         "tokens": found.tokens,
         "tau": found.tau,
         "alpha": found.alpha,
         "speedup": gain.value,
         "speedup_interval": gain.interval,
-        "looped_share": own.looped_share(prompts),
     }
 
 
@@ -237,7 +250,7 @@ def _plain_check(measured: Measurement) -> dict[str, Any]:
     rounds = [s for one in measured.baseline.passes for s in one.full_rounds]
     share = ratio_of_medians(measured.costs.times[1], rounds)
     most = share.value if share.interval is None else share.interval[1]
-    judged = _parameters(measured) >= JUDGED_PARAMETERS
+    judged = parameters(measured.target) >= JUDGED_PARAMETERS
     return {
         "share": share.value,
         "interval": share.interval,
@@ -245,14 +258,6 @@ def _plain_check(measured: Measurement) -> dict[str, Any]:
         "judged": judged,
         "passed": most is not None and (not judged or most >= PLAIN_SHARE),
     }
-
-
-def _dtype(measured: Measurement) -> str:
-    return str(measured.target.dtype).removeprefix("torch.")
-
-
-def _parameters(measured: Measurement) -> int:
-    return sum(p.numel() for p in measured.target.model.parameters())
 
 
 def _failures(

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from inference.bench import Contender, Decoded
+from inference.bench import Contender
+from inference.passes import Decoded
 from inference.stats import Acceptance, Estimate, Round, Work, acceptance, looped, rate, speedup
 
 

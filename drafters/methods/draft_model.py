@@ -77,6 +77,10 @@ class DraftModel:
             _check_vocabulary(self.model, target)
             self._fits = target
 
+    def options(self) -> dict[str, object]:
+        """Return the model by name."""
+        return {"model": self.model.name}
+
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> "ModelSession":
         """Start a session with a cache of the model's own.
 

@@ -46,9 +46,13 @@ class NgramDrafter:
         """Make one from its options."""
         return cls(**checked(cls.name, options, {"longest": int, "shortest": int}))
 
+    def options(self) -> dict[str, object]:
+        """Return the lengths."""
+        return {"longest": self.longest, "shortest": self.shortest}
+
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> "NgramSession":
-        """Start a session; of the growth only the depth counts."""
-        return NgramSession(self, growth.depth, rows)
+        """Start a session; of the growth only the levels count."""
+        return NgramSession(self, growth, rows)
 
 
 class NgramIndex:
@@ -83,9 +87,9 @@ class NgramSession:
 
     features = Features()
 
-    def __init__(self, drafter: NgramDrafter, depth: int, rows: int) -> None:
+    def __init__(self, drafter: NgramDrafter, growth: Growth, rows: int) -> None:
         """Start without sequences."""
-        self.drafter, self.depth = drafter, depth
+        self.drafter, self.growth = drafter, growth
         self.indices = [self._empty() for _ in range(rows)]
 
     def _empty(self) -> NgramIndex:
@@ -103,7 +107,8 @@ class NgramSession:
 
     def propose(self, warp: Warp, random: Sequence[RowRandom | None]) -> list[TokenTree | None]:
         """Propose a chain, or the root alone where nothing matches."""
+        levels = self.growth.levels
         return [
-            None if coins is None else TokenTree.chain([index.ids[-1], *index.guess(self.depth)])
+            None if coins is None else TokenTree.chain([index.ids[-1], *index.guess(levels)])
             for coins, index in zip(random, self.indices, strict=True)
         ]

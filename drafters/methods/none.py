@@ -28,6 +28,10 @@ class NoDrafter:
         no_options(cls.name, options)
         return cls()
 
+    def options(self) -> dict[str, object]:
+        """Return that there are none."""
+        return {}
+
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> "NoSession":
         """Start a session; the growth is not asked."""
         return NoSession(rows)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafters.base import Drafter
-from drafters.growth import Chain, Dynamic, Growth, Static
+from drafters.growth import Chain, CostAware, Dynamic, Growth, Prices, Static
 from drafters.registry import build_drafter
 from drafters.sampling import Warp
 from drafters.target import Target
@@ -82,6 +82,9 @@ def check(target: Target, drafter: Drafter, growth: Growth, warp: Warp, new: int
     assert max(abs(law[tokens] - value) for tokens, value in expected.items()) < 1e-5
 
 
+# what pays differs from node to node: some rounds draft nothing, some a tree
+PRICES = Prices(((1, 1.0), (2, 1.1), (4, 1.5)), first=0.05, level=0.05)
+
 FIXED = [
     ("none", Chain(1)),
     ("ngram", Chain(2)),
@@ -90,6 +93,9 @@ FIXED = [
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
+    ("ngram", CostAware(2, 1, 2).priced(PRICES)),
+    ("medusa", CostAware(3, 2, 2).priced(PRICES)),
+    ("eagle", CostAware(3, 2, 2).priced(PRICES)),
 ]
 
 
@@ -109,10 +115,17 @@ def test_a_drawn_chain_emits_the_target_law() -> None:
     check(target, drafter_of("eagle", target, kept=2), Chain(1, "sampled"), Warp(1.0), new=3)
 
 
+def test_a_drawn_chain_that_stops_where_nothing_pays() -> None:
+    target = small(3)
+    growth = CostAware(2, 1, 2, "sampled").priced(PRICES)
+    check(target, drafter_of("medusa", target, kept=2), growth, Warp(1.0), new=3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "growth"),
     [
+        ("eagle", CostAware(2, 1, 2, "sampled").priced(PRICES)),
         ("medusa", Chain(2, "sampled")),
         ("medusa", Static((2,), "sampled")),
         ("eagle", Chain(2, "sampled")),

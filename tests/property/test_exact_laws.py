@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drafters.growth.ledger import Ledger
+from drafters.growth.prices import Prices
 from drafters.laws import Law, Laws
 from drafters.tree import TokenTree
 from inference.verify import lossless
@@ -186,6 +188,48 @@ def test_any_laws(rows: list[list[int]], distinct: bool) -> None:
     p, q = fractions(*table[:3]), fractions(*table[3:])
     law = round_law(p, q, (2,), distinct=distinct)
     assert extended(law, markov(p), 2) == target_joint(markov(p), 3, 2)
+
+
+def adaptive_law(
+    p: np.ndarray, q: np.ndarray, depth: int, submits: Callable[[np.ndarray, int, int], bool]
+) -> dict:
+    """Draw a chain as long as `submits(law, token, level)` says so, judge it."""
+
+    def procedure(coin: WalkingCoin) -> tuple[int, ...]:
+        tokens, rows = [0], []
+        for level in range(1, depth + 1):
+            law = q[tokens[-1]]
+            token = coin.draw(Law(law))
+            if not submits(law, token, level):
+                break
+            tokens.append(token)
+            rows.append(law)
+        drawn = Laws(np.array(rows, dtype=object), None, torch.arange(len(rows)))
+        tree = TokenTree.chain(tokens, drawn if rows else None)
+        verdict = lossless(laws_of(p[tokens]), tree, coin)
+        return emitted(tree, verdict.path, verdict.token)
+
+    return exact_law(procedure)
+
+
+@pytest.mark.parametrize("cost", [0.2, 0.35, 0.45, 0.6])
+def test_a_chain_may_stop_by_its_law_and_what_was_drawn_above(cost: float) -> None:
+    """The marginal rule decides by the law's mode, before the draw: exact at any price."""
+    ledger = Ledger(Prices(((1, 1.0), (2, 1.0 + cost))), depth=3)
+
+    def submits(law: np.ndarray, _: int, level: int) -> bool:
+        return ledger.pays(ledger.chance(level, float(max(law))), level, level - 1.0, 1)
+
+    law = adaptive_law(TARGET, DRAFTER, 3, submits)
+    assert extended(law, markov(TARGET), 4) == target_joint(markov(TARGET), 3, 4)
+
+
+def test_a_chain_may_not_stop_by_the_token_itself() -> None:
+    """Dropping a drawn token because its own q is low emits another law."""
+    p, q = fractions(*[[2, 3, 5]] * 3), fractions(*[[6, 3, 1]] * 3)
+    law = adaptive_law(p, q, 1, lambda row, token, _: row[token] >= F(4, 10))
+    joint = extended(law, markov(p), 1)
+    assert joint == {(0,): F(28, 100), (1,): F(12, 100), (2,): F(60, 100)}
 
 
 def test_one_law_per_node_is_asked_for() -> None:

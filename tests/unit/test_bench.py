@@ -22,14 +22,10 @@ from drafters.tree import TokenTree
 from inference import generate
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
 from inference.compare import compare, first_difference, tolerance
-from inference.costs import (
-    CostMeter,
-    Costs,
-    RoundCost,
-    break_even_tau,
-    cost_ratio,
-    predicted_speedup,
-)
+from inference.cost_store import CostStore, cost_key
+from inference.costs import Costs, CostTable, DraftCosts
+from inference.forecast import RoundCost, break_even_tau, cost_ratio, predicted_speedup
+from inference.meter import CostMeter
 from inference.prompts import Prompt, first_turn_ids
 from inference.report import table, write
 from inference.spec import Spec
@@ -88,6 +84,9 @@ class Known:
     ) -> None:
         self.answers, self.right, self.seconds = answers, right, seconds
         self.log = [] if log is None else log
+
+    def options(self) -> dict[str, object]:
+        return {}
 
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> "KnownSession":
         self.log.append("start")
@@ -150,6 +149,50 @@ def test_a48_counts_are_over_all_rounds_of_all_prompts(target: Target) -> None:
     assert one["identical"] == 3
     assert (one["near_ties"], one["different"], one["largest_gap"]) == (0, 0, None)
     assert one["tau_interval"][0] < one["tau"] < one["tau_interval"][1]
+
+
+def test_figures_by_context_position(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of 2 that is right up to position 12: then a round emits 1 token instead of 3."""
+    ids = [tuple(i) for i in first_turn_ids(target, PROMPTS)]
+    (short,) = [i for i in ids if len(i) == min(map(len, ids))]
+    answers = plain(target, 13)
+    start = len(short)
+    monkeypatch.setattr("inference.summary.POSITIONS", (0, start + 6, start + 500))
+    prompt = PROMPTS[ids.index(short)]
+    drafter = Known(answers, lambda _: 2)
+    measured = measure(target, [contender(drafter, gamma=2)], [prompt], QUICK)
+    # roots at start + 0, 3, 6, 9: emitted 3 each
+    found = summarise(measured, "x")["drafters"][0]["by_position"]
+    assert list(found) == ["0", str(start + 6)]
+    for part in found.values():
+        assert (part["rounds"], part["tokens"], part["tau"]) == (2 * 2, 2 * 6, 3.0)
+        assert part["speedup"] > 0
+
+
+def test_forecasts_come_from_costs_measured_before(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripted costs: T(1) = 2, T(5) = 3, a level takes 1/4, the engine 0; survival is measured."""
+    monkeypatch.setenv("DRAFTERS_CACHE", str(tmp_path))
+    drafter = Known(plain(target, 13), lambda _: 2)
+    race = [contender(drafter)]
+    result = summary(target, race, QUICK)
+    assert result["drafters"][0]["forecast_speedup"] is None  # nothing was measured
+    quarter = {(1, 1, 5): 0.25}
+    costs = DraftCosts(quarter, quarter, {(1, 1, 5): 0.0})
+    forwards = {(1, 5, 1): 2.0, (1, 5, 5): 3.0}
+    key = cost_key(drafter, Chain(4), Warp())
+    CostStore(target, Warp()).add(CostTable(forwards, {(1, 5): 0.0}, {key: costs}))
+    one = summary(target, [contender(drafter)], QUICK)["drafters"][0]
+    tau = 1 + sum(one["survival_by_depth"])
+    drafted = one["accepted_per_round"] / one["acceptance_rate"]
+    seconds = 4 * 0.25 + 2 + drafted / 4
+    assert one["forecast_speedup"] == pytest.approx(tau * 2 / seconds)
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(table(result | {"drafters": [one]}))
+    text = console.export_text()
+    assert f"{one['predicted_speedup']:.2f} {one['forecast_speedup']:.2f}" in text
+    assert "\u2026" not in text  # nothing was cut
 
 
 def test_a49_acceptance_high_and_speedup_below_one_stand_side_by_side(target: Target) -> None:

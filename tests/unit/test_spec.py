@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from drafters.errors import UserError
-from drafters.growth import Chain, Dynamic, Static
+from drafters.growth import Chain, CostAware, Dynamic, Static
 from drafters.registry import methods
 from inference.spec import Spec
 from tests.tiny import tiny_target
@@ -20,6 +20,8 @@ from tests.tiny import tiny_target
         ("D:growth=static,branching=3.2.10", Static((3, 2, 10)), "static"),
         ("D:growth=static,branching=2", Static((2,)), "static"),
         ("D:growth=dynamic,nodes=8,width=3,depth=5", Dynamic(8, 3, 5), "dynamic"),
+        ("D:growth=cost_aware", CostAware(), "cost_aware"),
+        ("D:growth=cost_aware,nodes=4,depth=3", CostAware(4, 3, 3), "cost_aware"),
         ("D: growth = dynamic , verify = lossless", Dynamic(), "dynamic"),
     ],
 )

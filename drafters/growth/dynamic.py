@@ -1,0 +1,104 @@
+"""Dynamic: EAGLE-2's growth, the best nodes by the drafter's own law."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from drafters.frontier import Frontier
+from drafters.growth.base import FixedShape, Guesser, check_at_least, check_draft, target_ids
+from drafters.sampling import Coin, Warp
+from drafters.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Dynamic(FixedShape):
+    """EAGLE-2's growth: expand the `width` best nodes a level, keep the `nodes` best of all.
+
+    A node's value is the sum of log q along its path; equal values keep the earlier node, so the
+    kept set is closed under parents. Source: Li et al. 2024, EAGLE-2, section 4.
+    """
+
+    nodes: int = 8
+    width: int = 4
+    depth: int = 4
+    draft: str = "argmax"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_at_least(self.nodes, 1, "nodes")
+        check_at_least(self.width, 1, "width")
+        check_at_least(self.depth, 1, "depth")
+        check_draft(self.draft, ("argmax",), "dynamic")
+
+    @property
+    def expanded(self) -> int:
+        """Return the width."""
+        return self.width
+
+    @property
+    def levels(self) -> int:
+        """Return the depth: every round is worth drafting for."""
+        return self.depth
+
+    @property
+    def cells(self) -> int:
+        """Return the nodes that are expanded."""
+        return self.width * (self.depth - 1)
+
+    def grow(
+        self, roots: Sequence[int], guesser: Guesser, warp: Warp, coins: Sequence[Coin]
+    ) -> list[TokenTree]:
+        """Grow one tree a row."""
+        rows = len(roots)
+        value, choice = best_children(guesser.root_logits()[:, None], self.width)
+        values, tokens = [value.flatten(1)], [target_ids(choice, guesser.ids).flatten(1)]
+        parents = [torch.full_like(tokens[0], -1)]  # by creation index; -1: the root
+        frontier = Frontier(tokens[0], torch.zeros_like(tokens[0]), 1)
+        path = values[0]
+        first = torch.arange(path.shape[1], device=path.device).expand(rows, -1)
+        for depth in range(2, self.depth + 1):
+            value, choice = best_children(guesser.step(frontier), self.width)
+            value = (path[..., None] + value).flatten(1)
+            below = target_ids(choice, guesser.ids).flatten(1)
+            above = torch.arange(path.shape[1], device=path.device)
+            above = above.repeat_interleave(choice.shape[-1]).expand(rows, -1)
+            created = sum(x.shape[1] for x in values)
+            values.append(value)
+            tokens.append(below)
+            parents.append(first.gather(1, above))
+            if depth == self.depth:
+                break
+            path, best = value.topk(min(self.width, value.shape[1]), dim=-1)
+            frontier = Frontier(below.gather(1, best), above.gather(1, best), depth)
+            first = created + best
+        return _keep_best(roots, values, tokens, parents, self.nodes)
+
+
+def best_children(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return log q and index of the most likely children [R, F, width]."""
+    best = logits.topk(min(width, logits.shape[-1]), dim=-1)
+    value = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
+    return value.clamp_max(0.0), best.indices
+
+
+def _keep_best(
+    roots: Sequence[int],
+    values: list[Tensor],
+    tokens: list[Tensor],
+    parents: list[Tensor],
+    nodes: int,
+) -> list[TokenTree]:
+    """Keep the best nodes of all levels, renumbered in creation order below the root."""
+    value, token, parent = (torch.cat(x, 1) for x in (values, tokens, parents))
+    order = value.sort(dim=-1, descending=True, stable=True).indices
+    kept = order[:, :nodes].sort(dim=-1).values
+    above = parent.gather(1, kept)
+    place = torch.searchsorted(kept, above.clamp_min(0)) + 1
+    place = torch.where(above < 0, 0, place)
+    all_parents = torch.cat((torch.full((len(roots), 1), -1), place.cpu()), 1)
+    all_tokens = torch.cat((torch.tensor(roots)[:, None], token.gather(1, kept).cpu()), 1)
+    confidence = torch.cat((torch.zeros(len(roots), 1), value.gather(1, kept).cpu()), 1)
+    return [TokenTree(*row) for row in zip(all_tokens, all_parents, repeat(None), confidence)]

@@ -1,0 +1,191 @@
+"""Ledger: what drafting earns on these rows lately, against what it costs.
+
+The unit of time is a round of plain decoding. `rate` is what is earned at present: emitted tokens a
+row in one unit; plain decoding earns 1. Whatever is added to a round must bring more tokens than
+its time earns otherwise (the marginal rule: survival > rate * cost), so the same inequality
+decides over a node, a level, and drafting at all.
+"""
+
+# torch leaves tolist untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from drafters.base import Commit
+from drafters.growth.prices import Prices
+from drafters.growth.recent import KEEP, Recent
+from drafters.tree import TokenTree
+
+_GUESS = 0.5  # acceptance of a level before anything was judged
+_BINS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)  # of a drafter's confidence
+_WAKE = 0.03  # tokens a round that drafting must promise before it comes back
+_SHORTEST, _LONGEST = 16, 256  # plain rounds between two trials
+
+
+class Ledger:
+    """Counts of one decoder's rows, and the decisions that follow.
+
+    All of it is known before the round begins: no decision looks at a token of the coming tree.
+
+    Args:
+        prices: measured costs.
+        depth: levels at most.
+    """
+
+    def __init__(self, prices: Prices, depth: int) -> None:
+        """Start with guesses."""
+        self.prices, self.depth = prices, depth
+        self._accepted = Recent()  # by level: whether a level was accepted where it was judged
+        self._sizes = Recent()  # by level: nodes a row where it was drafted
+        self._chances = Recent()  # by (level, bin of confidence), level 0: all of them
+        self._tokens = self._time = 1.0
+        self.asleep = False
+        self._gap = self._wait = 0
+        self._settle()
+
+    def _settle(self) -> None:
+        """Work out what holds until the next round is observed."""
+        self.rate = max(1.0, self._tokens / self._time)
+        self._alpha: list[float] = []  # by level, from 1
+        for level in range(1, self.depth + 1):
+            above = self._alpha[-1] if self._alpha else _GUESS
+            self._alpha.append(self._accepted.mean(level, above))
+        self._size = [self._sizes.mean(level, 1.0) for level in range(1, self.depth + 1)]
+        self._plan = self.promise()
+
+    @property
+    def levels(self) -> int:
+        """Return the levels of the coming round: none while asleep, one in a trial."""
+        if self.asleep:
+            return int(self._wait <= 0)
+        return max(1, self._plan[1])
+
+    def chance(self, level: int, confidence: float) -> float:
+        """Return how likely a node is accepted if its parent is.
+
+        Args:
+            level: of the node, from 1.
+            confidence: what the drafter's law says, in [0, 1]; taken at its word until judged.
+        """
+        place = bisect_right(_BINS, confidence)
+        everywhere = self._chances.mean((0, place), confidence)
+        return self._chances.mean((level, place), everywhere)
+
+    def promise(
+        self, survival: float = 1.0, above: int = 0, nodes: float = 0.0
+    ) -> tuple[float, int]:
+        """Return what further levels earn beyond their time at best, and down to which level.
+
+        Args:
+            survival: how likely the accepted path reaches level `above`.
+            above: the last level that was drafted; 0: nothing was.
+            nodes: drafted a row so far.
+
+        Returns:
+            Tokens a row, negative if no further level pays; and the deepest level to draft.
+        """
+        best, earned = (-math.inf, above), 0.0
+        spent = -self.prices.tokens(1 + nodes)
+        for level in range(above + 1, self.depth + 1):
+            survival *= self._alpha[level - 1]
+            nodes += self._size[level - 1]
+            earned += survival
+            spent += self.prices.first if level == 1 else self.prices.level
+            total = earned - self.rate * (spent + self.prices.tokens(1 + nodes))
+            if total > best[0]:
+                best = total, level
+        return best
+
+    def worth(self, survivals: Sequence[float], rows: int) -> int:
+        """Return how many nodes pay for being verified, best first.
+
+        Args:
+            survivals: of all rows' nodes, descending.
+            rows: how many draft.
+        """
+        best, earned, count = -self.rate * self.prices.tokens(1), 0.0, 0
+        for number, survival in enumerate(survivals, start=1):
+            earned += survival / rows
+            gain = earned - self.rate * self.prices.tokens(1 + number / rows)
+            if gain > best:
+                best, count = gain, number
+        return count
+
+    def pays(self, survival: float, level: int, nodes: float, rows: int) -> bool:
+        """Tell whether one more node of a chain pays, with the levels that it makes possible.
+
+        Args:
+            survival: of the node.
+            level: of the node.
+            nodes: drafted a row so far, in the mean.
+            rows: how many draft.
+        """
+        after = nodes + 1 / rows
+        cost = rows * (self.prices.tokens(1 + after) - self.prices.tokens(1 + nodes))
+        further = max(0.0, self.promise(survival, level, after)[0])
+        return survival + further > self.rate * cost
+
+    def observe(self, commits: Sequence[Commit], levels: int, reaches: Sequence[int]) -> None:
+        """Take in one round.
+
+        Args:
+            commits: of the rows that were judged, at least one.
+            levels: that the round was allowed.
+            reaches: levels that were drafted for each row, whether nodes of them were kept or not.
+        """
+        judged = accepted = 0
+        for commit, reach in zip(commits, reaches, strict=True):
+            tree = commit.tree
+            assert tree is not None
+            accepted += commit.accepted
+            judged += self._judge(commit, tree, reach)
+        rows = len(commits)
+        nodes = sum(commit.tree.drafted for commit in commits if commit.tree is not None) / rows
+        self._tokens = KEEP * self._tokens + sum(len(c.emitted) for c in commits) / rows
+        self._time = (
+            KEEP * self._time + self.prices.tokens(1 + nodes) + self.prices.drafting(max(reaches))
+        )
+        self._settle()
+        if levels == 0:
+            self._wait -= 1
+        elif judged:  # a drafter that had nothing to say cost nothing and taught nothing
+            self._rest(accepted > 0)
+
+    def _judge(self, commit: Commit, tree: TokenTree, reach: int) -> int:
+        """Count one row's levels and nodes; return how many levels were judged."""
+        judged = commit.attempted if commit.finished else min(reach, commit.accepted + 1)
+        for level in range(1, judged + 1):
+            self._accepted.add(level, float(level <= commit.accepted))
+        depths = tree.depth.tolist()
+        for level in range(1, reach + 1):
+            self._sizes.add(level, depths.count(level))
+        if tree.confidence is not None:
+            self._count_nodes(commit, tree, tree.confidence.tolist(), depths)
+        return judged
+
+    def _count_nodes(
+        self, commit: Commit, tree: TokenTree, confidence: list[float], depths: list[int]
+    ) -> None:
+        followed = [*(tree.token_list[node] for node in commit.path[1:]), commit.root]
+        for node, token in zip(commit.path, followed, strict=True):
+            for child in tree.children[node]:
+                place = bisect_right(_BINS, math.exp(confidence[child] - confidence[node]))
+                taken = float(tree.token_list[child] == token)
+                self._chances.add((0, place), taken)
+                self._chances.add((depths[child], place), taken)
+
+    def _rest(self, accepted: bool) -> None:
+        """Fall asleep where nothing pays; come back once it does by a margin."""
+        gain = self._plan[0]
+        if not self.asleep:
+            self.asleep = gain < 0
+            self._gap = self._wait = _SHORTEST
+        elif gain > _WAKE:
+            self.asleep = False
+        elif accepted:  # try again at once: a run of luck or a text that became easy
+            self._gap, self._wait = _SHORTEST, 0
+        else:
+            self._gap = self._wait = min(2 * self._gap, _LONGEST)

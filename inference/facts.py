@@ -1,0 +1,35 @@
+"""Facts: what a target's figures are filed under."""
+
+from pathlib import Path
+from typing import Any
+
+from drafters import embedded
+from drafters.target import Target
+
+
+def target_facts(target: Target) -> dict[str, Any]:
+    """Return what figures of a target are filed under."""
+    return {
+        "name": target.name,
+        "title": _title(target.name),
+        "architecture": type(target.model).__name__,
+        "parameters": parameters(target),
+        "dtype": dtype_name(target),
+        "engine": target.engine,
+    }
+
+
+def _title(name: str) -> str:
+    """Return what tables call a target: the folder's name unless it is the embedded one."""
+    path = Path(name)
+    return embedded.TITLE if path.resolve() == embedded.cached_folder() else path.name
+
+
+def dtype_name(target: Target) -> str:
+    """Return what a target computes in, such as float32."""
+    return str(target.dtype).removeprefix("torch.")
+
+
+def parameters(target: Target) -> int:
+    """Return how many values a target has."""
+    return sum(p.numel() for p in target.model.parameters())

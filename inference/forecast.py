@@ -1,0 +1,85 @@
+"""Forecast: from acceptance and costs to speed-ups. Pure functions; docs/metrics.md defines them.
+
+alpha at depth d is conditional: the share of rounds that accept depth d among those that judge it.
+The product over depths is survival, and tau = 1 + its sum; a formula with one alpha for all depths
+holds only where it does not depend on the depth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from inference.costs import CostTable, Load, Shape
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Mean seconds of one round, by phase; verify is T at the mean of the trees' sizes."""
+
+    draft: float
+    build: float
+    verify: float
+    commit: float
+
+    @property
+    def total(self) -> float:
+        """Return the seconds of a round."""
+        return self.draft + self.build + self.verify + self.commit
+
+
+def predicted_speedup(tau: float, cost: RoundCost, step: float) -> float:
+    """Return tau * T(1) / T_round: what a drafter should bring against plain decoding.
+
+    >>> predicted_speedup(2.0, RoundCost(0.2, 0.0, 1.1, 0.1), 1.0)
+    1.4285714285714286
+    """
+    return tau * step / cost.total
+
+
+def break_even_tau(round_seconds: float, step_seconds: float) -> float:
+    """Return the tau from which on a shape pays: its round in plain rounds."""
+    return round_seconds / step_seconds
+
+
+def cost_ratio(draft_seconds: float, depth: int, step_seconds: float) -> float:
+    """Return c: one depth's drafting as a share of a plain forward."""
+    return draft_seconds / depth / step_seconds
+
+
+def survival(alpha: Sequence[float]) -> list[float]:
+    """Return P(depth d is accepted) for d = 1, 2, ... of conditional acceptance.
+
+    >>> survival([0.5, 0.5, 1.0])
+    [0.5, 0.25, 0.25]
+    """
+    return list(accumulate(alpha, mul))
+
+
+def chain_tau(alpha: Sequence[float], gamma: int) -> float:
+    """Return emitted tokens a round of a chain of gamma; depths without an alpha accept nothing.
+
+    With one alpha everywhere this is (1 - alpha^(gamma+1)) / (1 - alpha): Leviathan et al. 2023.
+
+    >>> chain_tau([0.5, 0.5, 0.5], 2)
+    1.75
+    """
+    return 1 + sum(survival(alpha)[:gamma])
+
+
+def forecast(table: CostTable, drafter: str, shape: Shape, tau: float, load: Load) -> float:
+    """Return the speed-up over plain decoding that acceptance and stored costs predict.
+
+    Args:
+        table: measured before.
+        drafter: its key in the table.
+        shape: levels, nodes and width that it drafts.
+        tau: emitted tokens a round, from acceptance.
+        load: rows and context.
+
+    Raises:
+        KeyError: if the drafter was not measured.
+
+    Source: tau * T_plain / T_round; one alpha and T(n) = T(1) give Leviathan et al. 2023, Thm 3.8.
+    """
+    return tau * table.plain(load) / table.round(drafter, shape, load)

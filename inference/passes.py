@@ -1,0 +1,87 @@
+"""Passes: what one contender's decode of one batch of prompts produced, round by round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from drafters.base import Commit
+from inference.engine import Clock
+from inference.stats import Round, looped
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One prompt's output in one pass: ids, why it ended, its rounds."""
+
+    ids: list[int]
+    finish_reason: str
+    rounds: list[Round]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One batch of prompts decoded once by one contender.
+
+    Args:
+        repeat: which repeat, from 0.
+        group: which batch of prompts, from 0.
+        prompts: their numbers.
+        outputs: one a prompt.
+        clock: seconds by phase, prefill apart, and rounds.
+        full_rounds: seconds of the rounds in which no row had ended yet.
+    """
+
+    repeat: int
+    group: int
+    prompts: tuple[int, ...]
+    outputs: list[Decoded]
+    clock: Clock
+    full_rounds: list[float]
+
+
+@dataclass
+class Growing:
+    """One prompt's output while it grows.
+
+    Args:
+        prompt: tokens of the prompt.
+        ids: emitted so far.
+        finish_reason: why it ended.
+        rounds: so far.
+    """
+
+    prompt: int
+    ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    rounds: list[Round] = field(default_factory=list)
+
+    def add(self, commit: Commit, seconds: float) -> None:
+        """Take in a commit that took this long."""
+        if commit.tree is not None:
+            self.rounds.append(
+                Round(
+                    commit.accepted,
+                    commit.attempted,
+                    commit.tree.drafted,
+                    len(commit.emitted),
+                    seconds,
+                    position=self.prompt + len(self.ids) - 1,
+                )
+            )
+        self.ids.extend(commit.emitted)
+        self.finish_reason = commit.finished
+
+    def done(self) -> Decoded:
+        """Return the finished output; its rounds say whether they lie in a loop."""
+        assert self.finish_reason is not None
+        marks, start, rounds = looped(self.ids), 1, []  # the first token is the prefill's
+        for one in self.rounds:
+            rounds.append(replace(one, looped=any(marks[start : start + one.emitted])))
+            start += one.emitted
+        return Decoded(self.ids, self.finish_reason, rounds)
+
+
+def take(outputs: Sequence[Growing], commits: Sequence[Commit | None], seconds: float) -> None:
+    """Hand every row its commit."""
+    for output, commit in zip(outputs, commits, strict=False):
+        if commit is not None:
+            output.add(commit, seconds)

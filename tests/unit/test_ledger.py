@@ -1,0 +1,179 @@
+"""The marginal rule: scripted prices and acceptance, exact decisions."""
+
+import pytest
+import torch
+
+from drafters.base import Commit
+from drafters.growth.ledger import Ledger
+from drafters.growth.prices import Prices
+from drafters.growth.recent import KEEP, TRUST, Recent
+from drafters.tree import TokenTree
+
+FREE = Prices(((1, 1.0),))
+# verifying is free up to 5 tokens and costs a quarter a token behind; a level costs an eighth
+STEPS = Prices(((1, 1.0), (5, 1.0), (9, 2.0)), first=0.125, level=0.125)
+
+
+def commit(tokens: list[int], accepted: int, *, confidence: list[float] | None = None) -> Commit:
+    """A chain of which so many drafts are accepted, then token -1."""
+    scores = None if confidence is None else torch.tensor([1.0, *confidence]).log().cumsum(0)
+    chain = TokenTree.chain(tokens)
+    tree = TokenTree(chain.tokens, chain.parent, None, scores)
+    emitted = (*tokens[1 : accepted + 1], -1)
+    path = tuple(range(accepted + 1))
+    return Commit(tree.tokens[: accepted + 1], -1, tree=tree, emitted=emitted, path=path)
+
+
+def feed(ledger: Ledger, accepted: list[int], gamma: int = 2) -> None:
+    """Run rounds of a chain of gamma that a drafter proposes by itself."""
+    for count in accepted:
+        ledger.observe([commit(list(range(gamma + 1)), count)], ledger.levels, [gamma])
+
+
+def test_recent_values_count_more() -> None:
+    recent = Recent()
+    assert recent.mean("a", 0.5) == 0.5
+    recent.add("a", 1.0)
+    recent.add("a", 0.0)
+    assert recent.mean("a", 0.5) == pytest.approx((KEEP + TRUST * 0.5) / (KEEP + 1 + TRUST))
+    assert recent.mean("b", 0.25) == 0.25
+
+
+def test_a_promise_is_survival_less_the_time_it_takes() -> None:
+    """Nothing judged: every level is accepted by half, one node each, rate 1."""
+    assert Ledger(FREE, 3).promise() == (0.5 + 0.25 + 0.125, 3)
+    ledger = Ledger(STEPS, 3)
+    assert ledger.promise() == (0.375 + 0.125, 2)  # the third earns .125 - .125
+    assert ledger.promise(0.5, above=1, nodes=1) == (0.125, 2)
+    # behind 5 tokens a level costs an eighth and a node a quarter
+    assert ledger.promise(1.0, above=0, nodes=4) == (0.5 - 0.125 - 0.25, 1)
+    dear = Ledger(Prices(((1, 1.0),), first=0.75), 3)
+    assert dear.promise() == (0.5 + 0.25 + 0.125 - 0.75, 3)
+
+
+def test_levels_behind_a_step_are_seen() -> None:
+    """The second token costs a quarter and the next three nothing: together they pay."""
+    ledger = Ledger(Prices(((1, 1.0), (2, 1.625), (5, 1.625))), 4)
+    assert ledger.promise() == (0.5 + 0.25 + 0.125 + 0.0625 - 0.625, 4)
+    assert ledger.worth([0.5, 0.25, 0.125, 0.0625], 1) == 4
+    assert ledger.worth([0.5, 0.1], 1) == 0
+    assert ledger.pays(0.5, 1, 0.0, 1)
+
+
+def test_nodes_are_worth_their_verification() -> None:
+    ledger = Ledger(STEPS, 4)
+    assert ledger.worth([0.9, 0.3, 0.3, 0.2, 0.2], 1) == 4  # the fifth costs .25
+    assert ledger.worth([0.9, 0.3, 0.3, 0.26, 0.26], 1) == 5
+    assert ledger.worth([], 1) == 0
+    # two rows: four nodes each are free, a ninth costs an eighth a row in the mean
+    assert ledger.worth([0.5] * 8 + [0.24], 2) == 8
+    assert ledger.worth([0.5] * 8 + [0.26], 2) == 9
+
+
+def test_what_earns_more_elsewhere_is_left_out() -> None:
+    """At a rate of 2 a node must bring twice its cost."""
+    ledger = Ledger(STEPS, 4)
+    assert ledger.worth([1.0] * 4 + [0.4], 1) == 5
+    for _ in range(400):
+        ledger.observe([commit([0, 1, 2, 3, 4], 4)], ledger.levels, [4])
+    assert ledger.rate == pytest.approx(5 / (1 + 4 * 0.125), rel=1e-3)
+    assert ledger.worth([1.0] * 4 + [0.4], 1) == 4
+
+
+def test_plain_rounds_earn_one() -> None:
+    ledger = Ledger(STEPS, 4)
+    for _ in range(20):
+        ledger.observe([commit([0], 0)], 0, [0])
+    assert ledger.rate == 1
+
+
+def test_confidence_is_taken_at_its_word_until_it_is_judged() -> None:
+    ledger = Ledger(FREE, 3)
+    assert [ledger.chance(level, 0.6) for level in (1, 2)] == [0.6, 0.6]
+    for _ in range(100):
+        ledger.observe([commit([0, 1], 0, confidence=[0.6])], 1, [1])
+    weight = (1 - KEEP**100) / (1 - KEEP)
+    pooled = TRUST * 0.6 / (weight + TRUST)
+    assert ledger.chance(2, 0.6) == pytest.approx(pooled)
+    assert ledger.chance(1, 0.6) == pytest.approx(TRUST * pooled / (weight + TRUST))
+    assert ledger.chance(1, 0.98) == 0.98  # another bin
+
+
+def test_siblings_are_counted_each() -> None:
+    """Below the root 1 and 2, below 1 another 3: the path takes 1, then something else."""
+    ledger = Ledger(FREE, 3)
+    scores = torch.tensor([1.0, 0.6, 0.3, 0.6 * 0.9]).log()
+    tree = TokenTree(torch.tensor([0, 1, 2, 3]), torch.tensor([-1, 0, 0, 1]), None, scores)
+    seen = Commit(tree.tokens[:2], 7, tree=tree, emitted=(1, 7), path=(0, 1))
+    ledger.observe([seen], 2, [2])
+    one = 1 + TRUST
+    assert ledger.chance(1, 0.6) == pytest.approx((1 + TRUST * (1 + TRUST * 0.6) / one) / one)
+    assert ledger.chance(1, 0.3) == pytest.approx(TRUST * TRUST * 0.3 / one / one)
+    assert ledger.chance(2, 0.9) == pytest.approx(TRUST * TRUST * 0.9 / one / one)
+
+
+def test_a_level_that_was_drafted_but_not_kept_counts_as_missed() -> None:
+    pruned, kept = Ledger(FREE, 2), Ledger(FREE, 2)
+    for _ in range(50):
+        pruned.observe([commit([0], 0, confidence=[])], 2, [1])
+        kept.observe([commit([0, 1], 1, confidence=[0.6])], 2, [1])
+    assert pruned.promise()[0] < 0.1
+    assert kept.promise()[0] > 0.9
+
+
+def test_nothing_is_drafted_where_nothing_pays_and_trials_grow_rare() -> None:
+    ledger = Ledger(STEPS, 2)
+    assert ledger.levels == 2
+    rounds, trials = 0, []
+    while rounds < 1000:
+        levels = ledger.levels
+        if levels:
+            trials.append(rounds)
+        tokens = [0, 1, 2][: levels + 1]
+        ledger.observe([commit(tokens, 0)], levels, [levels])
+        rounds += 1
+    learning = next(i for i, number in enumerate(trials) if number != i)
+    assert learning < 12
+    gaps = [b - a - 1 for a, b in zip(trials[learning - 1 :], trials[learning:], strict=False)]
+    assert gaps == [16, 32, 64, 128, 256, 256]
+    assert ledger.asleep
+
+
+def test_it_comes_back_when_the_text_grows_easy_and_stays() -> None:
+    ledger = Ledger(STEPS, 2)
+    while not ledger.asleep:
+        feed(ledger, [0])
+    rounds = 0
+    while ledger.asleep:
+        levels = ledger.levels
+        ledger.observe([commit([0, 1, 2][: levels + 1], levels)], levels, [levels])
+        rounds += 1
+        assert rounds < 40
+    assert rounds > 16  # it waited, then every trial was taken
+    gain = ledger.promise()[0]
+    assert gain > 0.03
+    feed(ledger, [0])  # one miss is within the margin
+    assert not ledger.asleep
+
+
+def test_a_drafter_without_a_guess_teaches_nothing() -> None:
+    ledger = Ledger(STEPS, 2)
+    before = ledger.promise()
+    feed(ledger, [0] * 50, gamma=0)
+    assert ledger.promise() == before
+    assert not ledger.asleep
+
+
+def test_a_row_that_ends_judges_what_it_reached() -> None:
+    ledger = Ledger(FREE, 4)
+    cut = commit([0, 1, 2, 3], 1)
+    ended = Commit(cut.inputs, 2, tree=cut.tree, finished="stop", emitted=(1, 2), path=(0, 1))
+    assert (ended.accepted, ended.attempted) == (2, 2)
+    ledger.observe([ended], 4, [3])
+    alpha, total, survival = 0.5, 0.0, 1.0
+    for level in (1, 2, 3, 4):
+        if level <= 2:
+            alpha = (1 + TRUST * alpha) / (1 + TRUST)
+        survival *= alpha
+        total += survival
+    assert ledger.promise() == (pytest.approx(total), 4)
