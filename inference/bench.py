@@ -17,8 +17,9 @@ from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference.costs import SIZES, CostMeter, Costs
 from inference.engine import Clock, Decoder, Request
+from inference.modes import tree_mode
 from inference.prompts import Prompt, first_turn_ids
-from inference.spec import VERIFIERS, Spec
+from inference.spec import Spec
 from inference.stats import Round, looped
 from inference.stop import Stop
 
@@ -56,11 +57,12 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class Decoded:
-    """One prompt's output in one pass: ids, why it ended, its rounds."""
+    """One prompt's output in one pass: ids, why it ended, its rounds, how drafts were chosen."""
 
     ids: list[int]
     finish_reason: str
     rounds: list[Round]
+    draft_modes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,6 @@ def _turns(
 def _decoder(
     target: Target, contender: Contender, ids: Sequence[Sequence[int]], settings: BenchSettings
 ) -> Decoder:
-    verify = VERIFIERS["lossless" if contender.spec is None else contender.spec.verify]
     return Decoder(
         target,
         contender.drafter,
@@ -217,7 +218,7 @@ def _decoder(
         capacity=max(len(prompt) for prompt in ids) + settings.max_new_tokens,
         warp=settings.warp,
         stop=Stop(target.eos_ids),
-        verify=verify,
+        verify=None if contender.spec is None else contender.spec.verify,
     )
 
 
@@ -270,6 +271,7 @@ class _Growing:
     ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     rounds: list[Round] = field(default_factory=list)
+    draft_modes: set[str] = field(default_factory=set)
 
     def add(self, commit: Commit, seconds: float) -> None:
         self.ids.extend(commit.emitted)
@@ -277,6 +279,8 @@ class _Growing:
         if commit.tree is not None:
             drafted, emitted = commit.tree.drafted, len(commit.emitted)
             self.rounds.append(Round(commit.accepted, commit.attempted, drafted, emitted, seconds))
+            if drafted:
+                self.draft_modes.add(tree_mode(commit.tree))
 
     def done(self) -> Decoded:
         assert self.finish_reason is not None
@@ -284,7 +288,7 @@ class _Growing:
         for one in self.rounds:
             rounds.append(replace(one, looped=any(marks[start : start + one.emitted])))
             start += one.emitted
-        return Decoded(self.ids, self.finish_reason, rounds)
+        return Decoded(self.ids, self.finish_reason, rounds, frozenset(self.draft_modes))
 
 
 def _take(outputs: Sequence[_Growing], commits: Sequence[Commit | None], seconds: float) -> None:

@@ -18,8 +18,8 @@ from drafters.growth import Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
+from inference.modes import VERIFIERS, resolve
 from inference.stop import Stop
-from inference.verify import Verifier, lossless
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ class Decoder:
         capacity: tokens a row may hold, prompt included.
         warp: how logits become laws, for target and drafter alike.
         stop: where outputs end.
-        verify: the verifier.
+        verify: name of the verifier; None: the default of what the growth drafts.
+
+    Raises:
+        UserError: if the verifier may not judge what the growth drafts.
     """
 
     @torch.inference_mode()
@@ -93,10 +96,11 @@ class Decoder:
         capacity: int,
         warp: Warp,
         stop: Stop,
-        verify: Verifier = lossless,
+        verify: str | None = None,
     ) -> None:
         """Allocate the cache and start the drafter's session."""
-        self.target, self.warp, self.stop, self.verify = target, warp, stop, verify
+        self.verify = VERIFIERS[resolve(growth, verify)]
+        self.target, self.warp, self.stop = target, warp, stop
         self.capacity = min(capacity, target.shape.max_positions)
         self.cache = target.new_cache(rows, self.capacity + growth.nodes + 1)
         self.session = drafter.start(target, growth, rows, self.capacity + growth.nodes + 1)

@@ -15,8 +15,8 @@ from drafters.growth import Chain, Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference.engine import Clock, Decoder, Request
+from inference.modes import tree_mode
 from inference.stop import Stop
-from inference.verify import Verifier, lossless
 
 _ROWS = 8  # rows decoded together unless the caller says otherwise
 
@@ -54,6 +54,7 @@ class Output:
         finish_reason: "stop" (an ending token or string) or "length".
         accepted, attempted, drafted: per round, the prefill apart: drafted tokens emitted, depths
             judged, nodes drafted. The raw material of alpha and tau.
+        draft_modes: how the drafted tokens were chosen; see inference.modes.
         text: the ids decoded; empty without a tokenizer.
     """
 
@@ -62,6 +63,7 @@ class Output:
     accepted: list[int] = field(default_factory=list)
     attempted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
+    draft_modes: set[str] = field(default_factory=set)
     text: str = ""
 
     @property
@@ -82,6 +84,8 @@ class Output:
             self.accepted.append(commit.accepted)
             self.attempted.append(commit.attempted)
             self.drafted.append(commit.tree.drafted)
+            if commit.tree.drafted:
+                self.draft_modes.add(tree_mode(commit.tree))
 
 
 class Generation:
@@ -92,10 +96,11 @@ class Generation:
         prompts: token ids, or texts for the target's tokenizer.
         sampling: how outputs are drawn.
         rows: how many prompts decode together.
-        verify: the verifier.
+        verify: name of the verifier; None: the default of what the growth drafts.
 
     Raises:
-        UserError: if a prompt cannot be served; before any model work.
+        UserError: if a prompt cannot be served or the verifier may not judge what the growth
+            drafts; before any model work.
     """
 
     def __init__(
@@ -107,7 +112,7 @@ class Generation:
         growth: Growth | None = None,
         sampling: Sampling | None = None,
         rows: int | None = None,
-        verify: Verifier = lossless,
+        verify: str | None = None,
     ) -> None:
         """Check the prompts and allocate the engine."""
         self.target = target

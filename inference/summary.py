@@ -19,6 +19,7 @@ from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
 from inference.costs import RoundCost, break_even_tau, cost_ratio, predicted_speedup
 from inference.machine import machine, versions
+from inference.modes import LOSSY, shown
 from inference.stats import ratio_of_medians
 from inference.tally import Entry, Tally, without_loops
 
@@ -91,7 +92,7 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
     own = Tally(contender)
     found, gain = own.acceptance(), own.speedup(plain)
     return {
-        **_identity(contender),
+        **_identity(contender, own),
         "tau": found.tau,
         "tau_interval": own.tau().interval,
         "alpha": found.alpha,
@@ -116,10 +117,11 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
     }
 
 
-def _identity(contender: Contender) -> dict[str, Any]:
+def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
     spec, drafter = contender.spec, contender.drafter
     assert spec is not None
     shape = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
+    asked = shape.pop("draft")
     checkpoint = spec.drafter if Path(spec.drafter).is_dir() else None
     return {
         "name": contender.name,
@@ -127,8 +129,9 @@ def _identity(contender: Contender) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "parameters": _stored_values(Path(checkpoint)) if checkpoint else 0,
         "growth": spec.growth_name,
-        "draft_mode": shape.pop("draft"),
-        "verify_mode": spec.verify,
+        "draft_mode": " and ".join(sorted(own.draft_modes)) or asked,
+        "verify_mode": shown(spec.verify),
+        "lossless": spec.verify not in LOSSY,
         "shape": shape,
         "depth": contender.growth.depth,
         "nodes": contender.growth.nodes,
