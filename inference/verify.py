@@ -207,8 +207,7 @@ def typical(
             if scores[node] > score:
                 best, score = node, scores[node]
     law = p.law(best)
-    kept = Law(law.weights * (law.weights > floors[best]), law.ids)
-    return Verdict(tree.path(best), coin.draw(kept))
+    return Verdict(tree.path(best), coin.draw(law.times(law.weights > floors[best])))
 
 
 def _floor(law: Law, most: float, scale: float) -> float:
@@ -231,7 +230,7 @@ def _arrival(ratio: Any, law: Law, tree: TokenTree, child: int) -> Any:
 
 def _left(ratio: Any, law: Law, tree: TokenTree, child: int) -> Law:
     """Return (r p - q)+, q the law that the child was drawn from."""
-    drawn, scaled = _drawn_from(tree, child), Law(law.weights * ratio, law.ids)
+    drawn, scaled = _drawn_from(tree, child), law.times(ratio)
     return scaled.without(tree.token_list[child]) if drawn is None else scaled.minus(drawn)
 
 
