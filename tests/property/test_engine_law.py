@@ -46,10 +46,18 @@ def plain_law(
 
 
 def engine_law(
-    target: Target, drafter: Drafter, growth: Growth, prompt: list[int], warp: Warp, new: int
+    target: Target,
+    drafter: Drafter,
+    growth: Growth,
+    prompt: list[int],
+    warp: Warp,
+    new: int,
+    verify: str | None,
 ) -> dict[tuple[int, ...], float]:
     def procedure(coin: WalkingCoin) -> tuple[int, ...]:
-        decoder = Decoder(target, drafter, growth, rows=1, capacity=16, warp=warp, stop=Stop())
+        decoder = Decoder(
+            target, drafter, growth, rows=1, capacity=16, warp=warp, stop=Stop(), verify=verify
+        )
         random = SimpleNamespace(draft=coin, verify=coin)
         decoder.admit({0: Request(prompt, new, random)})
         while decoder.running:
@@ -73,11 +81,18 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     return drafter.eval() if isinstance(drafter, torch.nn.Module) else drafter
 
 
-def check(target: Target, drafter: Drafter, growth: Growth, warp: Warp, new: int) -> None:
+def check(
+    target: Target,
+    drafter: Drafter,
+    growth: Growth,
+    warp: Warp,
+    new: int,
+    verify: str | None = None,
+) -> None:
     """Compare the engine's law of `new` tokens with the chain rule's."""
-    prompt = [1, 2, 0, 1, 2]
+    prompt = [token % target.shape.vocab_size for token in (1, 2, 0, 1, 2)]
     expected = plain_law(target, prompt, warp, new)
-    law = engine_law(target, drafter, growth, prompt, warp, new)
+    law = engine_law(target, drafter, growth, prompt, warp, new, verify)
     assert law.keys() == expected.keys()
     assert max(abs(law[tokens] - value) for tokens, value in expected.items()) < 1e-5
 
@@ -109,19 +124,32 @@ def test_a_drawn_chain_emits_the_target_law() -> None:
     check(target, drafter_of("eagle", target, kept=2), Chain(1, "sampled"), Warp(1.0), new=3)
 
 
+@pytest.mark.parametrize(
+    ("growth", "verify"),
+    [(Chain(2, "sampled"), "block"), (Static((2, 1), "sampled"), "traversal")],
+    ids=str,
+)
+def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
+    """The first token is the prefill's, the last one the bonus."""
+    target = small(2)
+    check(target, drafter_of("medusa", target, kept=2), growth, Warp(1.0), 4, verify)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "growth"),
+    ("name", "growth", "verify"),
     [
-        ("medusa", Chain(2, "sampled")),
-        ("medusa", Static((2,), "sampled")),
-        ("eagle", Chain(2, "sampled")),
-        ("eagle", Static((2,), "sampled")),
-        ("draft_model", Static((2,), "sampled")),
+        ("medusa", Chain(2, "sampled"), "block"),
+        ("medusa", Chain(2, "sampled"), "lossless"),
+        ("medusa", Static((2,), "sampled"), "lossless"),
+        ("medusa", Static((2,), "sampled"), "traversal"),
+        ("eagle", Chain(2, "sampled"), "block"),
+        ("eagle", Static((2,), "sampled"), "traversal"),
+        ("draft_model", Static((2,), "sampled"), "lossless"),
     ],
     ids=str,
 )
-def test_drawn_drafts_emit_the_target_law(name: str, growth: Growth) -> None:
+def test_drawn_drafts_emit_the_target_law(name: str, growth: Growth, verify: str) -> None:
     target = small(3)
     drafter = drafter_of(name, target, kept=2)
-    check(target, drafter, growth, Warp(1.0), new=1 + 1 + growth.depth)
+    check(target, drafter, growth, Warp(1.0), 1 + 1 + growth.depth, verify)
