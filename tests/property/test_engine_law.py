@@ -8,8 +8,10 @@ import torch
 from drafters.base import Drafter
 from drafters.growth import Chain, Dynamic, Growth, Static
 from drafters.registry import build_drafter
+from drafters.rules import Context, Rules
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.tree import TokenTree
 from inference.engine import Decoder, Request
 from inference.stop import Stop
 from tests.exact import WalkingCoin, exact_law
@@ -38,6 +40,9 @@ def plain_law(
             with torch.no_grad():
                 ids = torch.tensor([[*prompt, *tokens]])
                 logits = target.model(input_ids=ids).logits[0, -1:]
+            if warp.rules is not None:
+                context = Context(ids[0].tolist(), len(prompt), frozenset())
+                logits = warp.rules.over(TokenTree.chain(ids[0, -1:]), logits, context)
             probs = warp.laws(logits).probs[0].double()
             for token in range(target.shape.vocab_size):
                 longer[*tokens, token] = probability * float(probs[token])
@@ -116,6 +121,29 @@ def test_fixed_drafts_emit_the_target_law(target: Target, name: str, growth: Gro
 @pytest.mark.parametrize("warp", [Warp(1.0, top_k=3), Warp(0.7, top_p=0.8), Warp(1.5, min_p=0.2)])
 def test_truncated_laws(target: Target, warp: Warp) -> None:
     check(target, drafter_of("ngram", target, kept=4), Chain(2), warp, new=3)
+
+
+RULES = Rules(
+    {(2, 1): 1.5},
+    repetition_penalty=1.4,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    bad_words=[[0, 2]],
+    allowed=lambda ids: [token for token in range(5) if token != ids[-1]],
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "growth"), [("ngram", Chain(2)), ("medusa", Static((2, 1)))], ids=str
+)
+def test_ruled_laws(target: Target, name: str, growth: Growth) -> None:
+    check(target, drafter_of(name, target, kept=4), growth, Warp(0.9, rules=RULES), new=3)
+
+
+def test_a_ruled_block() -> None:
+    target = small(2)
+    warp = Warp(1.0, rules=Rules(repetition_penalty=1.4, frequency_penalty=0.5))
+    check(target, drafter_of("medusa", target, kept=2), Chain(2, "sampled"), warp, new=4)
 
 
 def test_a_drawn_chain_emits_the_target_law() -> None:
