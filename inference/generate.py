@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from drafters.base import Commit, Drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
+from drafters.rules import Rules
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference.engine import Clock, Decoder, Request
@@ -206,9 +207,12 @@ def stream(
     growth: Growth | None = None,
     sampling: Sampling | None = None,
     rows: int | None = None,
+    verify: str | None = None,
 ) -> Iterator[tuple[int, Commit]]:
     """Yield (number of the prompt, commit) round by round. Arguments as Generation's."""
-    yield from Generation(target, drafter, prompts, growth=growth, sampling=sampling, rows=rows)
+    yield from Generation(
+        target, drafter, prompts, growth=growth, sampling=sampling, rows=rows, verify=verify
+    )
 
 
 def generate(
@@ -226,6 +230,8 @@ def generate(
     seed: int = 0,
     stop_strings: Sequence[str] = (),
     eos_ids: Sequence[int] | None = None,
+    rules: Rules | None = None,
+    verify: str | None = None,
 ) -> list[Output]:
     """Decode prompts to the end: exact in law, and greedy output identical in float32.
 
@@ -243,18 +249,22 @@ def generate(
         seed: prompt number i draws from its own streams of it.
         stop_strings: texts that end an output.
         eos_ids: ids that end an output; None: the target's own.
+        rules: penalties, biases, forbidden words, a constraint; None: none.
+        verify: name of the verifier; None: the default of what the growth drafts.
 
     Raises:
         UserError: if a value or prompt cannot be served; before any model work.
     """
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
-        warp=Warp(temperature, top_k, top_p, min_p),
+        warp=Warp(temperature, top_k, top_p, min_p, rules),
         seed=seed,
         stop_strings=tuple(stop_strings),
         eos_ids=None if eos_ids is None else frozenset(eos_ids),
     )
-    run = Generation(target, drafter, prompts, growth=growth, sampling=sampling, rows=rows)
+    run = Generation(
+        target, drafter, prompts, growth=growth, sampling=sampling, rows=rows, verify=verify
+    )
     return run.run()
 
 

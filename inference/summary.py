@@ -6,7 +6,7 @@ its token are shown apart.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -77,13 +77,15 @@ def _title(name: str) -> str:
 
 
 def _settings(measured: Measurement, source: str) -> dict[str, Any]:
-    values = asdict(measured.settings)
+    warp = measured.settings.warp
+    values = asdict(replace(measured.settings, warp=replace(warp, rules=None)))
     return {
         "prompts_file": source,
         "prompts": len(measured.prompts),
         "dtype": _dtype(measured),
         "context": measured.context,
         **values.pop("warp"),
+        "rules": None if warp.rules is None else warp.rules.report(),
         **values,
     }
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from console import app, note, run
 from drafters.base import Commit
 from drafters.errors import UserError
+from drafters.rules import Rules
 from drafters.sampling import Warp
 from drafters.target import Target
 from inference.detokenize import TextStream
@@ -61,6 +62,9 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the smallest set of this mass.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Of prompt and output; 1: off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Of tokens in the output.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, each time again.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal texts.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer.")] = None,
     chat: Annotated[
@@ -77,7 +81,12 @@ def generate(
     if as_json and color:
         raise UserError("--json and --color exclude each other: give one")
     spec = Spec.parse(drafter)
-    warp = Warp(temperature, top_k, top_p, min_p)
+    rules = Rules(
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+    warp = Warp(temperature, top_k, top_p, min_p, rules if rules.report() else None)
     sampling = Sampling(max_new_tokens, warp, seed, tuple(stop or ()))
     decider = Target.load(target, dtype=dtype.value, engine=engine.value)
     generation = Generation(
