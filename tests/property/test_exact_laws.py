@@ -1,6 +1,7 @@
 """Emitted laws, exactly: every outcome of drafting and judging is walked and summed."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from drafters.tree import TokenTree
 from inference.verify import Verifier, block, lossless, traversal
 from tests.exact import (
     WalkingCoin,
+    drawn_tree,
     emitted,
     exact_law,
     extended,
@@ -22,6 +24,7 @@ from tests.exact import (
     laws_of,
     markov,
     mean_length,
+    outcomes,
     round_law,
 )
 
@@ -217,6 +220,21 @@ def test_reduced_vocabulary_and_sparse_candidates(verify: Verifier, ids: np.ndar
         return TokenTree.chain([0, coin.draw(q.law(0)), coin.draw(q.law(1))], q)
 
     assert is_exact(judged_law(verify, p, draw), p, 3)
+
+
+@pytest.mark.parametrize(
+    ("verify", "branching"),
+    [(lossless, (2, 1)), (lossless, (1, 1, 1)), (block, (1, 1, 1)), (traversal, (2, 1))],
+)
+def test_a_correction_never_repeats_a_refused_child(
+    verify: Verifier, branching: tuple[int, ...]
+) -> None:
+    """So a last token that equals a child was accepted: what Commit counts relies on it."""
+    for tree, _ in outcomes(lambda coin: drawn_tree(DRAFTER, branching, coin, distinct=False)):
+        laws = laws_of(TARGET[tree.token_list])
+        for verdict, _ in outcomes(partial(verify, laws, tree)):
+            below = tree.children[verdict.path[-1]]
+            assert verdict.token not in [tree.token_list[child] for child in below]
 
 
 def test_a01_first_position_residual() -> None:
