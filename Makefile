@@ -5,7 +5,7 @@ SHELL := bash
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-quick test check lint types fast bench fmt clean
+.PHONY: help setup demo demo-quick test check mutants lint types fast bench fmt clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -27,6 +27,10 @@ test: setup ## every test; those that need a GPU are skipped without one
 
 check: setup ## lint, types and the fast tests, side by side (under 2 minutes)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types fast lint
+
+mutants: setup ## mutate what the exact tests prove (hours; MUTANTS='drafters.laws*' for one file)
+	$(PY) -m mutmut run $(MUTANTS)
+	$(PY) -m mutmut results
 
 lint: setup ## ruff: rules and formatting
 	$(PY) -m ruff check .

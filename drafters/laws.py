@@ -30,6 +30,10 @@ class Law:
             return self.weights[token]
         return (self.weights * (self.ids == token)).sum()
 
+    def times(self, factor: Any) -> "Law":
+        """Return the law with its weights multiplied by one factor or by [K] factors."""
+        return Law(self.weights * factor, self.ids)
+
     def without(self, token: int) -> "Law":
         """Return the law with one token's weight set to zero, not renormalised."""
         weights = self.weights + 0

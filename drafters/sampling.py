@@ -1,14 +1,17 @@
 """Warp: from logits to the law that is served; and each row's own randomness.
 
 One place warps, for target and drafter alike, so that p and q mean the same thing everywhere.
-Order of the steps as in Hugging Face's generate: temperature, top-k, top-p, min-p.
+Order of the steps as in Hugging Face's generate: rules (rules.py), temperature, top-k, top-p,
+min-p.
 """
 
 # torch leaves tolist untyped
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,10 @@ from torch import Tensor
 
 from drafters.errors import UserError
 from drafters.laws import Law, Laws
+
+if TYPE_CHECKING:
+    from drafters.growth import Guesser
+    from drafters.rules import Rules
 
 _BLOCK = 256  # weights added up before their running sum is taken
 _COINS = 2  # streams a row owns: drafting noise and judging noise are never shared
@@ -30,6 +37,7 @@ class Warp:
         top_k: keep the k most likely tokens; 0 keeps all. Ties of the k-th are kept, as HF does.
         top_p: keep the smallest set of tokens whose mass reaches top_p; 1 keeps all.
         min_p: drop tokens below min_p times the most likely one's probability; 0 drops none.
+        rules: what a context does to the logits before that; None: nothing.
 
     Raises:
         UserError: if a value is out of range.
@@ -39,6 +47,7 @@ class Warp:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    rules: "Rules | None" = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -56,11 +65,15 @@ class Warp:
         """Tell whether every law is a point mass."""
         return self.temperature == 0
 
+    def guide(self, guesser: "Guesser", rows: Sequence[int]) -> "Guesser":
+        """Return the guesser of these rows as the rules want it: here as it is, see rules.py."""
+        return guesser
+
     def laws(self, logits: Tensor, ids: Tensor | None = None) -> Laws:
         """Turn logits into laws.
 
         Args:
-            logits: [M, K] any float dtype; computed in float32.
+            logits: [M, K] any float dtype, ruled if there are rules; computed in float32.
             ids: [K] shared ids when the logits cover a reduced vocabulary.
 
         Returns:

@@ -100,7 +100,8 @@ class CachedSession(ABC):
             rows = list(coins)
             self._encode(rows)
             roots = [self.roots[row] for row in rows]
-            trees = self.growth.grow(roots, self.guesser(rows), warp, list(coins.values()))
+            guesser = warp.guide(self.guesser(rows), rows)
+            trees = self.growth.grow(roots, guesser, warp, list(coins.values()))
         return by_row(dict(zip(coins, trees, strict=True)), self.roots, random)
 
     def _has_room(self, row: int) -> bool:

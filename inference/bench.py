@@ -22,7 +22,7 @@ from inference.meter import SIZES, CostMeter
 from inference.passes import Growing, Pass, take
 from inference.pricing import priced
 from inference.prompts import Prompt, first_turn_ids
-from inference.spec import VERIFIERS, Spec
+from inference.spec import Spec
 from inference.stop import Stop
 
 BASELINE = "none"
@@ -189,7 +189,6 @@ def _decoder(
     settings: BenchSettings,
     load: Load,
 ) -> Decoder:
-    verify = VERIFIERS["lossless" if contender.spec is None else contender.spec.verify]
     return Decoder(
         target,
         contender.drafter,
@@ -198,7 +197,7 @@ def _decoder(
         capacity=max(len(prompt) for prompt in ids) + settings.max_new_tokens,
         warp=settings.warp,
         stop=Stop(target.eos_ids),
-        verify=verify,
+        verify=None if contender.spec is None else contender.spec.verify,
     )
 
 

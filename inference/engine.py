@@ -15,12 +15,14 @@ import torch
 from drafters.base import Commit, Drafter, TargetOutput
 from drafters.errors import UserError
 from drafters.growth import Growth
+from drafters.laws import Laws
+from drafters.rules import Context, GuidedWarp
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
+from inference.modes import VERIFIERS, resolve
 from inference.spoilt import check_finite, spoilt_rows, step_alone
 from inference.stop import Stop
-from inference.verify import Verifier, lossless
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Row:
     random: RowRandom
     ids: list[int]
     room: int
+    context: Context
     finished: str | None = None
 
 
@@ -80,7 +83,10 @@ class Decoder:
         capacity: tokens a row may hold, prompt included.
         warp: how logits become laws, for target and drafter alike.
         stop: where outputs end.
-        verify: the verifier.
+        verify: name of the verifier; None: the default of what the growth drafts.
+
+    Raises:
+        UserError: if the verifier may not judge what the growth drafts.
     """
 
     @torch.inference_mode()
@@ -94,10 +100,13 @@ class Decoder:
         capacity: int,
         warp: Warp,
         stop: Stop,
-        verify: Verifier = lossless,
+        verify: str | None = None,
     ) -> None:
         """Allocate the cache and start the drafter's session."""
-        self.target, self.warp, self.stop, self.verify = target, warp, stop, verify
+        self.verify = VERIFIERS[resolve(growth, verify)]
+        if warp.rules is not None:
+            warp.rules.check(target.shape.vocab_size)
+        self.target, self.warp, self.stop = target, warp, stop
         self.capacity = min(capacity, target.shape.max_positions)
         self.cache = target.new_cache(rows, self.capacity + growth.nodes + 1)
         self.growth = growth.start(rows)
@@ -123,7 +132,9 @@ class Decoder:
             self.cache.reset(row)
             prompts[row] = torch.tensor(request.prompt)
             room = min(request.max_new_tokens, self.capacity - len(request.prompt))
-            self.rows[row] = Row(request.random, list(request.prompt), room)
+            ids = list(request.prompt)
+            context = Context(ids, len(ids), self.stop.eos_ids)
+            self.rows[row] = Row(request.random, ids, room, context)
         outputs = self.target.prefill(prompts, self.cache, self.session.features)
         commits = [
             None if out is None else self._first(row, out) for row, out in enumerate(outputs)
@@ -180,7 +191,7 @@ class Decoder:
         if self.growth.levels == 0:
             return [None if row is None else TokenTree.chain(row.ids[-1:]) for row in active]
         random = [None if row is None else row.random for row in active]
-        return self.session.propose(self.warp, random)
+        return self.session.propose(self._warp(active), random)
 
     def _judge(
         self,
@@ -196,7 +207,7 @@ class Decoder:
                 commits.append(None)
                 paths.append(None)
                 continue
-            verdict = self.verify(self.warp.laws(output.logits), tree, row.random.verify)
+            verdict = self.verify(self._laws(row, tree, output), tree, row.random.verify)
             emitted = [tree.token_list[node] for node in verdict.path[1:]] + [verdict.token]
             emitted = emitted[:1] if index in single else emitted
             count, finished = self.stop.cut(row.ids, emitted, row.room)
@@ -206,12 +217,24 @@ class Decoder:
             paths.append(path)
         return commits, paths
 
+    def _warp(self, active: Sequence[Row | None]) -> Warp:
+        """Return what this round's drafts are warped by: rules look at each row's context."""
+        if self.warp.rules is None:
+            return self.warp
+        return GuidedWarp.of(self.warp, [None if row is None else row.context for row in active])
+
+    def _laws(self, row: Row, tree: TokenTree, output: TargetOutput) -> Laws:
+        """Return the target's laws over a row's tree."""
+        rules, logits = self.warp.rules, output.logits
+        return self.warp.laws(logits if rules is None else rules.over(tree, logits, row.context))
+
     def _first(self, index: int, output: TargetOutput) -> Commit:
         """Emit a row's first token from the prompt's last logits."""
         row = self.rows[index]
         assert row is not None
         check_finite(self.target, output)
-        token = row.random.verify.draw(self.warp.laws(output.logits).law(0))
+        laws = self._laws(row, TokenTree.chain(row.ids[-1:]), output)
+        token = row.random.verify.draw(laws.law(0))
         prompt = torch.tensor(row.ids)
         _, finished = self.stop.cut(row.ids, [token], row.room)
         self._advance(row, [token], finished)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from drafters.base import Commit, Drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
+from drafters.rules import Rules
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference.costs import Load
 from inference.engine import Clock, Decoder, Request
+from inference.modes import tree_mode
 from inference.pricing import priced
 from inference.stop import Stop
-from inference.verify import Verifier, lossless
 
 _ROWS = 8  # rows decoded together unless the caller says otherwise
 
@@ -58,6 +59,7 @@ class Output:
         finish_reason: "stop" (an ending token or string) or "length".
         accepted, attempted, drafted: per round, the prefill apart: drafted tokens emitted, depths
             judged, nodes drafted. The raw material of alpha and tau.
+        draft_modes: how the drafted tokens were chosen; see inference.modes.
         text: the ids decoded; empty without a tokenizer.
         scores: per token, in nats: the log of its probability in the target's own law, before
             warping, whoever drafted it; empty unless asked for.
@@ -68,6 +70,7 @@ class Output:
     accepted: list[int] = field(default_factory=list)
     attempted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
+    draft_modes: set[str] = field(default_factory=set)
     text: str = ""
     scores: list[float] = field(default_factory=list)
 
@@ -89,6 +92,8 @@ class Output:
             self.accepted.append(commit.accepted)
             self.attempted.append(commit.attempted)
             self.drafted.append(commit.tree.drafted)
+            if commit.tree.drafted:
+                self.draft_modes.add(tree_mode(commit.tree))
 
 
 class Generation:
@@ -99,10 +104,11 @@ class Generation:
         prompts: token ids, or texts for the target's tokenizer.
         sampling: how outputs are drawn.
         rows: how many prompts decode together.
-        verify: the verifier.
+        verify: name of the verifier; None: the default of what the growth drafts.
 
     Raises:
-        UserError: if a prompt cannot be served; before any model work.
+        UserError: if a prompt cannot be served or the verifier may not judge what the growth
+            drafts; before any model work.
     """
 
     def __init__(
@@ -114,7 +120,7 @@ class Generation:
         growth: Growth | None = None,
         sampling: Sampling | None = None,
         rows: int | None = None,
-        verify: Verifier = lossless,
+        verify: str | None = None,
     ) -> None:
         """Check the prompts and allocate the engine."""
         self.target = target
@@ -213,9 +219,12 @@ def stream(
     growth: Growth | None = None,
     sampling: Sampling | None = None,
     rows: int | None = None,
+    verify: str | None = None,
 ) -> Iterator[tuple[int, Commit]]:
     """Yield (number of the prompt, commit) round by round. Arguments as Generation's."""
-    yield from Generation(target, drafter, prompts, growth=growth, sampling=sampling, rows=rows)
+    yield from Generation(
+        target, drafter, prompts, growth=growth, sampling=sampling, rows=rows, verify=verify
+    )
 
 
 def generate(
@@ -233,6 +242,8 @@ def generate(
     seed: int = 0,
     stop_strings: Sequence[str] = (),
     eos_ids: Sequence[int] | None = None,
+    rules: Rules | None = None,
+    verify: str | None = None,
     scores: bool = False,
 ) -> list[Output]:
     """Decode prompts to the end: exact in law, and greedy output identical in float32.
@@ -251,6 +262,8 @@ def generate(
         seed: prompt number i draws from its own streams of it.
         stop_strings: texts that end an output.
         eos_ids: ids that end an output; None: the target's own.
+        rules: penalties, biases, forbidden words, a constraint; None: none.
+        verify: name of the verifier; None: the default of what the growth drafts.
         scores: whether outputs carry the score of every token.
 
     Raises:
@@ -258,13 +271,15 @@ def generate(
     """
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
-        warp=Warp(temperature, top_k, top_p, min_p),
+        warp=Warp(temperature, top_k, top_p, min_p, rules),
         seed=seed,
         stop_strings=tuple(stop_strings),
         eos_ids=None if eos_ids is None else frozenset(eos_ids),
         scores=scores,
     )
-    run = Generation(target, drafter, prompts, growth=growth, sampling=sampling, rows=rows)
+    run = Generation(
+        target, drafter, prompts, growth=growth, sampling=sampling, rows=rows, verify=verify
+    )
     return run.run()
 
 

@@ -5,16 +5,18 @@ from dataclasses import dataclass, field, replace
 
 from drafters.base import Commit
 from inference.engine import Clock
+from inference.modes import tree_mode
 from inference.stats import Round, looped
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """One prompt's output in one pass: ids, why it ended, its rounds."""
+    """One prompt's output in one pass: ids, why it ended, its rounds, how drafts were chosen."""
 
     ids: list[int]
     finish_reason: str
     rounds: list[Round]
+    draft_modes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,14 @@ class Growing:
         ids: emitted so far.
         finish_reason: why it ended.
         rounds: so far.
+        draft_modes: how its drafts were chosen; see inference.modes.
     """
 
     prompt: int
     ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     rounds: list[Round] = field(default_factory=list)
+    draft_modes: set[str] = field(default_factory=set)
 
     def add(self, commit: Commit, seconds: float) -> None:
         """Take in a commit that took this long."""
@@ -67,6 +71,8 @@ class Growing:
                     position=self.prompt + len(self.ids) - 1,
                 )
             )
+            if commit.tree.drafted:
+                self.draft_modes.add(tree_mode(commit.tree))
         self.ids.extend(commit.emitted)
         self.finish_reason = commit.finished
 
@@ -77,7 +83,7 @@ class Growing:
         for one in self.rounds:
             rounds.append(replace(one, looped=any(marks[start : start + one.emitted])))
             start += one.emitted
-        return Decoded(self.ids, self.finish_reason, rounds)
+        return Decoded(self.ids, self.finish_reason, rounds, frozenset(self.draft_modes))
 
 
 def take(outputs: Sequence[Growing], commits: Sequence[Commit | None], seconds: float) -> None:

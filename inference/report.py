@@ -85,7 +85,7 @@ def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
         same += f"+{one['near_ties']}"
     return [
         label,
-        f"{one['growth']} {shape}",
+        f"{one['growth']} {shape}{_drawn(one)}",
         _number(one["tau"]),
         _number(one["alpha"]),
         _number(one["speedup"]),
@@ -100,10 +100,16 @@ def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
     ]
 
 
+def _drawn(one: Mapping[str, Any]) -> str:
+    """Return how sampled drafts were judged; argmax and top-k go without saying."""
+    return f" sampled {one['verify_mode']}" if one["draft_mode"] == "sampled" else ""
+
+
 def _label(one: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """Return the method, with the folder where several of one method run."""
     folders = {other["checkpoint"] for other in others if other["method"] == one["method"]}
-    return one["method"] if len(folders) == 1 else f"{one['method']} {one['checkpoint']}"
+    name = one["method"] if len(folders) == 1 else f"{one['method']} {one['checkpoint']}"
+    return name if one["lossless"] else f"{name} LOSSY"
 
 
 def _caption(result: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Spec: a drafter and how it drafts, as command lines name them.
 
 `D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=dynamic,nodes=8`,
-`D:growth=cost_aware`, `draft=sampled`, `verify=lossless`. D is a drafter's folder or the name of
+`D:growth=cost_aware`, `draft=sampled`, `verify=traversal`. D is a drafter's folder or the name of
 one without weights, whose own options stand beside the others.
 """
 
@@ -16,9 +16,7 @@ from drafters.errors import UserError
 from drafters.growth import POLICIES, Growth, build_growth
 from drafters.registry import build_drafter
 from drafters.target import Target
-from inference.verify import Verifier, lossless
-
-VERIFIERS: dict[str, Verifier] = {"lossless": lossless}
+from inference.modes import resolve
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,21 @@ class Spec:
         Chain(gamma=5, draft='argmax')
 
         Raises:
-            UserError: on a part that is not key=value, a growth or verifier that does not exist.
+            UserError: on a part that is not key=value, a growth or verifier that does not exist, a
+                verifier that may not judge what the growth drafts.
         """
         drafter, colon, rest = text.partition(":")
         if not drafter or (colon and not rest):
             raise UserError(f"drafter {text!r}: give D or D:key=value,key=value")
         given = _pairs(text, rest) if rest else {}
-        growth_name, verify = given.pop("growth", "chain"), given.pop("verify", "lossless")
-        if verify not in VERIFIERS:
-            raise UserError(f"drafter {text!r}: verify is {verify!r}: give {', '.join(VERIFIERS)}")
+        growth_name, verify = given.pop("growth", "chain"), given.pop("verify", None)
         shape: dict[str, int | str | tuple[int, ...]] = {}
         for key in [key for key in given if key in _shape_options()]:
             value = given.pop(key)
             shape[key] = _numbers(text, value) if key == "branching" else _plain(value)
         options = {key: _plain(value) for key, value in given.items()}
         growth = build_growth(growth_name, shape)
+        verify = resolve(growth, verify)
         return cls(text, drafter, growth, growth_name, shape, verify, options)
 
     def load(self, target: Target) -> Drafter:

@@ -6,7 +6,7 @@ its token are shown apart.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +28,7 @@ from inference.forecast import (
     predicted_speedup,
 )
 from inference.machine import machine, versions
+from inference.modes import LOSSY, shown
 from inference.stats import ratio_of_medians
 from inference.tally import Keep, Tally, without_loops
 
@@ -68,13 +69,15 @@ def summarise(measured: Measurement, source: str) -> dict[str, Any]:
 
 
 def _settings(measured: Measurement, source: str) -> dict[str, Any]:
-    values = asdict(measured.settings)
+    warp = measured.settings.warp
+    values = asdict(replace(measured.settings, warp=replace(warp, rules=None)))
     return {
         "prompts_file": source,
         "prompts": len(measured.prompts),
         "dtype": dtype_name(measured.target),
         "context": measured.context,
         **values.pop("warp"),
+        "rules": None if warp.rules is None else warp.rules.report(),
         **values,
     }
 
@@ -83,7 +86,7 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
     own = Tally(contender)
     found, gain = own.acceptance(), own.speedup(plain)
     return {
-        **_identity(contender),
+        **_identity(contender, own),
         "tau": found.tau,
         "tau_interval": own.tau().interval,
         "alpha": found.alpha,
@@ -111,10 +114,11 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
     }
 
 
-def _identity(contender: Contender) -> dict[str, Any]:
+def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
     spec, drafter = contender.spec, contender.drafter
     assert spec is not None
     shape = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
+    asked = shape.pop("draft")
     checkpoint = spec.drafter if Path(spec.drafter).is_dir() else None
     return {
         "name": contender.name,
@@ -122,8 +126,9 @@ def _identity(contender: Contender) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "parameters": _stored_values(Path(checkpoint)) if checkpoint else 0,
         "growth": spec.growth_name,
-        "draft_mode": shape.pop("draft"),
-        "verify_mode": spec.verify,
+        "draft_mode": " and ".join(sorted(own.draft_modes)) or asked,
+        "verify_mode": shown(spec.verify),
+        "lossless": spec.verify not in LOSSY,
         "shape": shape,
         "depth": contender.growth.depth,
         "nodes": contender.growth.nodes,

@@ -42,6 +42,7 @@ class Tally:
             for prompt, output in zip(one.prompts, one.outputs, strict=True):
                 self.decoded.append((prompt, output))
                 self.entries += [Entry(prompt, one.group, r) for r in output.rounds]
+        self.draft_modes = {mode for _, one in self.decoded for mode in one.draft_modes}
         clocks = [one.clock for one in contender.passes]
         self.prefill_seconds = sum(clock.prefill for clock in clocks)
         self.phases = {

@@ -61,7 +61,8 @@ def benchmark(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
     prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
     drafter: Annotated[
-        list[str] | None, typer.Option(help="D or D:growth=chain,gamma=4; give several.")
+        list[str] | None,
+        typer.Option(help="D or D:growth=chain,gamma=4; give several. verify=typical is LOSSY."),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,

@@ -21,12 +21,14 @@ from rich.console import Console
 from console import app, note, run
 from drafters.base import Commit
 from drafters.errors import UserError
+from drafters.rules import Rules
 from drafters.sampling import Warp
 from drafters.target import Target
 from inference.detokenize import TextStream
 from inference.generate import Generation, Output, Sampling
+from inference.modes import LOSSY, shown
 from inference.prompts import chat_ids, has_template, text_ids
-from inference.spec import VERIFIERS, Spec
+from inference.spec import Spec
 
 cli = app("Answer one prompt with a target and a drafter.")
 
@@ -50,13 +52,19 @@ def generate(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
     prompt: Annotated[str, typer.Option(help="The user's message, or raw text.")],
     drafter: Annotated[
-        str, typer.Option(help="D or D:growth=chain,gamma=4; D is a folder or a name.")
+        str,
+        typer.Option(
+            help="D or D:growth=chain,gamma=4; D is a folder or a name. verify=typical is LOSSY."
+        ),
     ] = "none",
     max_new_tokens: Annotated[int, typer.Option(help="At most this many tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the smallest set of this mass.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Of prompt and output; 1: off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Of tokens in the output.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, each time again.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal texts.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer.")] = None,
     chat: Annotated[
@@ -73,7 +81,12 @@ def generate(
     if as_json and color:
         raise UserError("--json and --color exclude each other: give one")
     spec = Spec.parse(drafter)
-    warp = Warp(temperature, top_k, top_p, min_p)
+    rules = Rules(
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+    warp = Warp(temperature, top_k, top_p, min_p, rules if rules.report() else None)
     sampling = Sampling(max_new_tokens, warp, seed, tuple(stop or ()))
     decider = Target.load(target, dtype=dtype.value, engine=engine.value)
     generation = Generation(
@@ -82,16 +95,17 @@ def generate(
         [_ids(decider, prompt, system, chat)],
         growth=spec.growth,
         sampling=sampling,
-        verify=VERIFIERS[spec.verify],
+        verify=spec.verify,
     )
     if as_json:
-        print(json.dumps(_result(generation)))
+        print(json.dumps(_result(generation, spec)))
         return
     _stream(generation, TextStream(decider.tokenizer), color=color)
     output = generation.outputs[0]
     note(
         f"{len(output.ids)} tokens, {output.rounds} rounds, tau {output.tau:.2f}, "
         f"{_speed(generation, output):.1f} tokens/s, ended by {output.finish_reason}"
+        f"{', ' + shown(spec.verify) if spec.verify in LOSSY else ''}"
     )
 
 
@@ -107,7 +121,7 @@ def _ids(target: Target, prompt: str, system: str | None, chat: bool | None) -> 
     return chat_ids(target, messages)
 
 
-def _result(generation: Generation) -> dict[str, object]:
+def _result(generation: Generation, spec: Spec) -> dict[str, object]:
     output = generation.run()[0]
     return {
         "ids": output.ids,
@@ -115,6 +129,8 @@ def _result(generation: Generation) -> dict[str, object]:
         "tau": output.tau,
         "rounds": output.rounds,
         "finish_reason": output.finish_reason,
+        "draft_mode": " and ".join(sorted(output.draft_modes)) or None,
+        "verify_mode": shown(spec.verify),
         "tokens_per_second": _speed(generation, output),
     }
 

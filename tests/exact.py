@@ -1,7 +1,8 @@
 """Exact laws: walk every outcome of a random procedure and sum the probabilities."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from drafters.laws import Law, Laws
 from drafters.tree import TokenTree
+from inference.verify import Verifier
 
 
 class WalkingCoin:
@@ -39,7 +41,7 @@ class WalkingCoin:
         return self._branch([probability, 1 - probability]) == 0
 
     def draw(self, law: Law) -> int:
-        weights = [w if isinstance(w, Fraction) else float(w) for w in law.weights]
+        weights = [w if isinstance(w, Fraction | int) else float(w) for w in law.weights]
         live = [i for i, w in enumerate(weights) if w > 0]
         total = sum(weights)
         index = live[0]
@@ -61,20 +63,27 @@ class WalkingCoin:
         return torch.tensor(rows)
 
 
-def exact_law(procedure: Callable[[WalkingCoin], Hashable]) -> dict[Any, Any]:
-    """Return {result: probability} of a procedure, over all outcomes of its coin."""
-    law: dict[Any, Any] = {}
+def outcomes(procedure: Callable[[WalkingCoin], Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield (result, probability) of every outcome of a procedure's coin."""
     decisions: list[int] = []
     while True:
         coin = WalkingCoin(decisions)
         result = procedure(coin)
-        law[result] = law.get(result, 0) + coin.probability
+        yield result, coin.probability
         path = coin.taken
         while path and path[-1][0] + 1 == path[-1][1]:
             path.pop()
         if not path:
-            return law
+            return
         decisions = [branch for branch, _ in path[:-1]] + [path[-1][0] + 1]
+
+
+def exact_law(procedure: Callable[[WalkingCoin], Hashable]) -> dict[Any, Any]:
+    """Return {result: probability} of a procedure, over all outcomes of its coin."""
+    law: dict[Any, Any] = {}
+    for result, probability in outcomes(procedure):
+        law[result] = law.get(result, 0) + probability
+    return law
 
 
 def fractions(*rows: Sequence[int | str]) -> np.ndarray:
@@ -116,3 +125,74 @@ def target_joint(
 def emitted(tree: TokenTree, path: Sequence[int], token: int) -> tuple[int, ...]:
     """Return the tokens a verdict emits."""
     return (*(tree.token_list[node] for node in path[1:]), token)
+
+
+def markov(table: np.ndarray, start: int = 0) -> Callable[[tuple[int, ...]], np.ndarray]:
+    """Return a law that depends on the last token only; the empty context is token `start`."""
+    return lambda context: table[context[-1] if context else start]
+
+
+def drawn_tree(
+    q: np.ndarray, branching: Sequence[int], coin: WalkingCoin, *, distinct: bool, start: int = 0
+) -> TokenTree:
+    """Draw a tree of this branching from q below token `start`, children i.i.d. or distinct."""
+    tokens, parent, rows = [start], [-1], []
+    level = [0]
+    for width in branching:
+        above, level = level, []
+        for node in above:
+            law = Law(q[tokens[node]])
+            for _ in range(width):
+                normal = law.normalised()
+                if normal is None:  # no mass left: this sibling cannot exist
+                    break
+                token = coin.draw(normal)
+                level.append(len(tokens))
+                tokens.append(token)
+                parent.append(node)
+                rows.append(normal.weights)
+                law = normal.without(token) if distinct else law
+    drawn = Laws(np.array(rows, dtype=object), None, torch.arange(len(rows)))
+    return TokenTree(torch.tensor(tokens), torch.tensor(parent), drawn)
+
+
+def judged_law(verify: Verifier, p: np.ndarray, draw: Callable[[WalkingCoin], TokenTree]) -> dict:
+    """Return the law of what is emitted when a tree is drawn and judged by next-token laws p.
+
+    Drafting noise and judging noise are independent, so they are walked one inside the other.
+    """
+    law: dict[tuple[int, ...], Any] = {}
+    for tree, drawn in outcomes(draw):
+        laws = laws_of(p[tree.token_list])
+        for verdict, probability in outcomes(partial(verify, laws, tree)):
+            key = emitted(tree, verdict.path, verdict.token)
+            law[key] = law.get(key, 0) + drawn * probability
+    return law
+
+
+def round_law(
+    verify: Verifier,
+    p: np.ndarray,
+    q: np.ndarray,
+    branching: Sequence[int],
+    *,
+    distinct: bool = False,
+    start: int = 0,
+) -> dict:
+    """Return the law of what one round emits after token `start`."""
+    return judged_law(
+        verify,
+        p,
+        lambda coin: drawn_tree(q, branching, coin, distinct=distinct, start=start),
+    )
+
+
+def is_exact(law: dict, p: np.ndarray, length: int, start: int = 0) -> bool:
+    """Tell whether what is emitted, extended to `length` tokens, follows the target's law."""
+    target = markov(p, start)
+    return extended(law, target, length) == target_joint(target, len(p), length)
+
+
+def mean_length(law: dict) -> Any:
+    """Return the mean number of tokens a round emits."""
+    return sum(len(tokens) * probability for tokens, probability in law.items())

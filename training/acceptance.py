@@ -7,6 +7,7 @@ from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.target import Target
 from inference import Output, generate
+from inference.modes import LOSSY, shown
 from inference.spec import Spec
 from inference.stats import Acceptance, Round, acceptance
 from training.examples import Example
@@ -14,15 +15,29 @@ from training.options import EvaluateSettings
 
 
 def growth_of(shape: str) -> Growth:
-    """Make the growth that evaluations draft with, from the part of a spec after its colon.
+    """Make the growth that evaluations draft with.
 
     Raises:
-        UserError: on an unknown name or option.
+        UserError: as `spec_of`.
+    """
+    return spec_of(shape).growth
+
+
+def spec_of(shape: str) -> Spec:
+    """Read what evaluations draft and how it is judged: the part of a spec after its colon.
+
+    Raises:
+        UserError: on an unknown name or option, or a lossy verifier.
     """
     spec = Spec.parse(f"evaluate.shape:{shape}")
     if spec.options:
         raise UserError(f"evaluate.shape {shape!r} has an unknown part: {', '.join(spec.options)}")
-    return spec.growth
+    if spec.verify in LOSSY:
+        raise UserError(
+            f"evaluate.shape {shape!r} is judged by {shown(spec.verify)}: leave verify out, such a "
+            "tau measures no drafter"
+        )
+    return spec
 
 
 def prompts_of(
@@ -42,14 +57,15 @@ def measure(
     seed: int,
 ) -> Acceptance:
     """Decode the prompts at every temperature and count."""
-    growth = growth_of(settings.shape)
+    spec = spec_of(settings.shape)
     rounds: list[Round] = []
     for temperature in settings.temperatures:
         outputs = generate(
             target,
             drafter,
             prompts,
-            growth=growth,
+            growth=spec.growth,
+            verify=spec.verify,
             max_new_tokens=settings.new_tokens,
             temperature=temperature,
             seed=seed,

@@ -155,7 +155,8 @@ class EvaluateSettings:
         prompts: held-out prompts that the engine decodes for tau and alpha; 0: none.
         new_tokens: decoded a prompt.
         temperatures: at which they are decoded; tau is taken over all.
-        shape: what is drafted, as in a benchmark's spec: growth=chain,gamma=4.
+        shape: what is drafted and how it is judged, as in a benchmark's spec: growth=chain,gamma=4;
+            a lossy verifier is refused.
     """
 
     times: int = 3

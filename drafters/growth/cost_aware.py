@@ -22,7 +22,14 @@ from torch import Tensor
 from drafters.base import Commit
 from drafters.errors import UserError
 from drafters.frontier import Frontier
-from drafters.growth.base import DRAFT_MODES, Guesser, check_at_least, check_draft, drawable, target_ids
+from drafters.growth.base import (
+    DRAFT_MODES,
+    Guesser,
+    check_at_least,
+    check_draft,
+    drawable,
+    target_ids,
+)
 from drafters.growth.dynamic import best_children
 from drafters.growth.ledger import Ledger
 from drafters.growth.prices import Prices

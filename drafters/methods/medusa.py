@@ -187,7 +187,7 @@ class MedusaSession:
         coins = {row: x.draft for row, x in enumerate(random) if x is not None}
         rows = list(coins)
         roots = [self.roots[row] for row in rows]
-        guesser = MedusaGuesser(self.logits(self.last[rows]), self.ids)
+        guesser = warp.guide(MedusaGuesser(self.logits(self.last[rows]), self.ids), rows)
         trees = self.growth.grow(roots, guesser, warp, list(coins.values()))
         return by_row(dict(zip(rows, trees, strict=True)), self.roots, random)
 

@@ -8,8 +8,10 @@ import torch
 from drafters.base import Drafter
 from drafters.growth import Chain, CostAware, Dynamic, Growth, Prices, Static
 from drafters.registry import build_drafter
+from drafters.rules import Context, Rules
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.tree import TokenTree
 from inference.engine import Decoder, Request
 from inference.stop import Stop
 from tests.exact import WalkingCoin, exact_law
@@ -38,6 +40,9 @@ def plain_law(
             with torch.no_grad():
                 ids = torch.tensor([[*prompt, *tokens]])
                 logits = target.model(input_ids=ids).logits[0, -1:]
+            if warp.rules is not None:
+                context = Context(ids[0].tolist(), len(prompt), frozenset())
+                logits = warp.rules.over(TokenTree.chain(ids[0, -1:]), logits, context)
             probs = warp.laws(logits).probs[0].double()
             for token in range(target.shape.vocab_size):
                 longer[*tokens, token] = probability * float(probs[token])
@@ -46,10 +51,18 @@ def plain_law(
 
 
 def engine_law(
-    target: Target, drafter: Drafter, growth: Growth, prompt: list[int], warp: Warp, new: int
+    target: Target,
+    drafter: Drafter,
+    growth: Growth,
+    prompt: list[int],
+    warp: Warp,
+    new: int,
+    verify: str | None,
 ) -> dict[tuple[int, ...], float]:
     def procedure(coin: WalkingCoin) -> tuple[int, ...]:
-        decoder = Decoder(target, drafter, growth, rows=1, capacity=16, warp=warp, stop=Stop())
+        decoder = Decoder(
+            target, drafter, growth, rows=1, capacity=16, warp=warp, stop=Stop(), verify=verify
+        )
         random = SimpleNamespace(draft=coin, verify=coin)
         decoder.admit({0: Request(prompt, new, random)})
         while decoder.running:
@@ -73,11 +86,18 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     return drafter.eval() if isinstance(drafter, torch.nn.Module) else drafter
 
 
-def check(target: Target, drafter: Drafter, growth: Growth, warp: Warp, new: int) -> None:
+def check(
+    target: Target,
+    drafter: Drafter,
+    growth: Growth,
+    warp: Warp,
+    new: int,
+    verify: str | None = None,
+) -> None:
     """Compare the engine's law of `new` tokens with the chain rule's."""
-    prompt = [1, 2, 0, 1, 2]
+    prompt = [token % target.shape.vocab_size for token in (1, 2, 0, 1, 2)]
     expected = plain_law(target, prompt, warp, new)
-    law = engine_law(target, drafter, growth, prompt, warp, new)
+    law = engine_law(target, drafter, growth, prompt, warp, new, verify)
     assert law.keys() == expected.keys()
     assert max(abs(law[tokens] - value) for tokens, value in expected.items()) < 1e-5
 
@@ -109,6 +129,29 @@ def test_truncated_laws(target: Target, warp: Warp) -> None:
     check(target, drafter_of("ngram", target, kept=4), Chain(2), warp, new=3)
 
 
+RULES = Rules(
+    {(2, 1): 1.5},
+    repetition_penalty=1.4,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    bad_words=[[0, 2]],
+    allowed=lambda ids: [token for token in range(5) if token != ids[-1]],
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "growth"), [("ngram", Chain(2)), ("medusa", Static((2, 1)))], ids=str
+)
+def test_ruled_laws(target: Target, name: str, growth: Growth) -> None:
+    check(target, drafter_of(name, target, kept=4), growth, Warp(0.9, rules=RULES), new=3)
+
+
+def test_a_ruled_block() -> None:
+    target = small(2)
+    warp = Warp(1.0, rules=Rules(repetition_penalty=1.4, frequency_penalty=0.5))
+    check(target, drafter_of("medusa", target, kept=2), Chain(2, "sampled"), warp, new=4)
+
+
 def test_a_drawn_chain_emits_the_target_law() -> None:
     """What is drawn multiplies the outcomes, so these walk smaller vocabularies."""
     target = small(3)
@@ -121,20 +164,33 @@ def test_a_drawn_chain_that_stops_where_nothing_pays() -> None:
     check(target, drafter_of("medusa", target, kept=2), growth, Warp(1.0), new=3)
 
 
+@pytest.mark.parametrize(
+    ("growth", "verify"),
+    [(Chain(2, "sampled"), "block"), (Static((2, 1), "sampled"), "traversal")],
+    ids=str,
+)
+def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
+    """The first token is the prefill's, the last one the bonus."""
+    target = small(2)
+    check(target, drafter_of("medusa", target, kept=2), growth, Warp(1.0), 4, verify)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "growth"),
+    ("name", "growth", "verify"),
     [
-        ("eagle", CostAware(2, 1, 2, "sampled").priced(PRICES)),
-        ("medusa", Chain(2, "sampled")),
-        ("medusa", Static((2,), "sampled")),
-        ("eagle", Chain(2, "sampled")),
-        ("eagle", Static((2,), "sampled")),
-        ("draft_model", Static((2,), "sampled")),
+        ("eagle", CostAware(2, 1, 2, "sampled").priced(PRICES), "lossless"),
+        ("medusa", Chain(2, "sampled"), "block"),
+        ("medusa", Chain(2, "sampled"), "lossless"),
+        ("medusa", Static((2,), "sampled"), "lossless"),
+        ("medusa", Static((2,), "sampled"), "traversal"),
+        ("eagle", Chain(2, "sampled"), "block"),
+        ("eagle", Static((2,), "sampled"), "traversal"),
+        ("draft_model", Static((2,), "sampled"), "lossless"),
     ],
     ids=str,
 )
-def test_drawn_drafts_emit_the_target_law(name: str, growth: Growth) -> None:
+def test_drawn_drafts_emit_the_target_law(name: str, growth: Growth, verify: str) -> None:
     target = small(3)
     drafter = drafter_of(name, target, kept=2)
-    check(target, drafter, growth, Warp(1.0), new=1 + 1 + growth.depth)
+    check(target, drafter, growth, Warp(1.0), 1 + 1 + growth.depth, verify)

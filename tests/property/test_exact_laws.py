@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,57 +14,55 @@ from drafters.growth.ledger import Ledger
 from drafters.growth.prices import Prices
 from drafters.laws import Law, Laws
 from drafters.tree import TokenTree
-from inference.verify import lossless
-from tests.exact import WalkingCoin, emitted, exact_law, extended, fractions, laws_of, target_joint
+from inference.verify import Verifier, block, lossless, traversal
+from tests.exact import (
+    WalkingCoin,
+    drawn_tree,
+    emitted,
+    exact_law,
+    extended,
+    fractions,
+    is_exact,
+    judged_law,
+    laws_of,
+    markov,
+    mean_length,
+    outcomes,
+    round_law,
+)
 
 F = Fraction
-
-
-def markov(table: np.ndarray) -> Callable[[tuple[int, ...]], np.ndarray]:
-    """A law that depends on the last token only; the empty context is token 0."""
-    return lambda context: table[context[-1] if context else 0]
 
 
 # the worked example: next-token laws of target and drafter after a, b, c
 TARGET = fractions([6, 3, 1], [2, 5, 3], [3, 2, 5])
 DRAFTER = fractions([5, 4, 1], [4, 3, 3], [1, 2, 7])
 
+# zeros in both; b is never drafted after a, c never emitted after b
+HOLES = fractions([0, 1, 1], [2, 1, 0], [1, 0, 0])
+HOLES_DRAFTED = fractions([1, 0, 1], [0, 1, 1], [1, 1, 1])
 
-def round_law(p: np.ndarray, q: np.ndarray, branching: tuple[int, ...], *, distinct: bool) -> dict:
-    """Draw a tree of this branching from q below token 0, judge it, return the emitted law."""
 
-    def procedure(coin: WalkingCoin) -> tuple[int, ...]:
-        tokens, parent, rows = [0], [-1], []
-        level = [0]
-        for width in branching:
-            above, level = level, []
-            for node in above:
-                law = Law(q[tokens[node]])
-                for _ in range(width):
-                    normal = law.normalised()
-                    if normal is None:  # no mass left: this sibling cannot exist
-                        break
-                    token = coin.draw(normal)
-                    level.append(len(tokens))
-                    tokens.append(token)
-                    parent.append(node)
-                    rows.append(normal.weights)
-                    law = normal.without(token) if distinct else law
-        drawn = Laws(np.array(rows, dtype=object), None, torch.arange(len(rows)))
-        tree = TokenTree(torch.tensor(tokens), torch.tensor(parent), drawn)
-        verdict = lossless(laws_of(p[tokens]), tree, coin)
-        return emitted(tree, verdict.path, verdict.token)
+def by_length(law: dict) -> list:
+    """Return the probability of 0, 1, 2, ... accepted drafts: one less than what is emitted."""
+    longest = max(len(tokens) for tokens in law)
+    return [sum(v for e, v in law.items() if len(e) == n) for n in range(1, longest + 1)]
 
-    return exact_law(procedure)
+
+def every(row: list[int]) -> np.ndarray:
+    """Return a table in which every token has this law after it."""
+    return fractions(*[row] * len(row))
 
 
 @pytest.mark.parametrize("distinct", [False, True])
-@pytest.mark.parametrize("branching", [(1,), (1, 1), (1, 1, 1), (2,), (3,), (2, 1), (2, 2), (3, 1)])
-def test_drawn_trees_emit_the_target_law(branching: tuple[int, ...], distinct: bool) -> None:
-    law = round_law(TARGET, DRAFTER, branching, distinct=distinct)
+@pytest.mark.parametrize("verify", [lossless, traversal])
+@pytest.mark.parametrize("branching", [(1,), (1, 1), (2,), (3,), (2, 1), (1, 2), (2, 2), (3, 1)])
+def test_drawn_trees_emit_the_target_law(
+    branching: tuple[int, ...], verify: Verifier, distinct: bool
+) -> None:
+    law = round_law(verify, TARGET, DRAFTER, branching, distinct=distinct)
     assert sum(law.values()) == 1
-    length = len(branching) + 1
-    assert extended(law, markov(TARGET), length) == target_joint(markov(TARGET), 3, length)
+    assert is_exact(law, TARGET, len(branching) + 1)
 
 
 @pytest.mark.parametrize(
@@ -73,94 +72,178 @@ def test_drawn_trees_emit_the_target_law(branching: tuple[int, ...], distinct: b
         ([0, 1, 1], [1, 1, 0]),  # zeros in both
         ([1, 1, 2], [1, 1, 2]),  # p = q
         ([5, 3, 2], [6, 3, 1]),
+        ([1, 0, 0], [0, 1, 1]),  # no id in common
     ],
 )
 @pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("verify", [lossless, traversal])
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_degenerate_laws(p: list[int], q: list[int], width: int, distinct: bool) -> None:
-    law = round_law(fractions(p, p, p), fractions(q, q, q), (width,), distinct=distinct)
-    target = markov(fractions(p, p, p))
-    assert extended(law, target, 2) == target_joint(target, 3, 2)
+def test_degenerate_laws(
+    p: list[int], q: list[int], width: int, verify: Verifier, distinct: bool
+) -> None:
+    law = round_law(verify, every(p), every(q), (width,), distinct=distinct)
+    assert is_exact(law, every(p), 2)
+    if p == q:
+        assert by_length(law) == [0, 1]
+
+
+@pytest.mark.parametrize("verify", [lossless, block, traversal])
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_chains_of_three_from_every_start(verify: Verifier, start: int) -> None:
+    law = round_law(verify, TARGET, DRAFTER, (1, 1, 1), start=start)
+    assert all(is_exact(law, TARGET, length, start) for length in (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("verify", [lossless, block, traversal])
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_chains_over_holes(verify: Verifier, start: int) -> None:
+    law = round_law(verify, HOLES, HOLES_DRAFTED, (1, 1, 1), start=start)
+    assert is_exact(law, HOLES, 4, start)
+
+
+@pytest.mark.parametrize("verify", [lossless, block, traversal])
+def test_a_drafter_that_is_the_target_loses_nothing(verify: Verifier) -> None:
+    law = round_law(verify, TARGET, TARGET, (1, 1, 1))
+    assert by_length(law) == [0, 0, 0, 1]
 
 
 def test_worked_example_of_a_chain() -> None:
-    law = round_law(TARGET, DRAFTER, (1, 1, 1), distinct=False)
-    by_length = {n: sum(v for e, v in law.items() if len(e) == n) for n in range(1, 5)}
-    # lengths 1..4 do not tell accepted drafts apart from corrections: they are accepted + 1
-    assert by_length == {1: F(1, 10), 2: F(13, 100), 3: F(61, 500), 4: F(81, 125)}
-    assert sum(n * v for n, v in by_length.items()) == F(1659, 500)
+    law = round_law(lossless, TARGET, DRAFTER, (1, 1, 1))
+    assert by_length(law) == [F(1, 10), F(13, 100), F(61, 500), F(81, 125)]
+    assert mean_length(law) == F(1659, 500)
+    assert len(law) == 94
     joint = extended(law, markov(TARGET), 2)
-    assert joint[0, 0] == F(9, 25)
-    assert joint[2, 2] == F(1, 20)
-    assert joint[1, 2] == F(9, 100)
+    assert joint == {
+        (0, 0): F(9, 25),
+        (0, 1): F(9, 50),
+        (0, 2): F(3, 50),
+        (1, 0): F(3, 50),
+        (1, 1): F(3, 20),
+        (1, 2): F(9, 100),
+        (2, 0): F(3, 100),
+        (2, 1): F(1, 50),
+        (2, 2): F(1, 20),
+    }
+
+
+@pytest.mark.parametrize("verify", [block, traversal])
+def test_worked_example_of_a_block(verify: Verifier) -> None:
+    """With one child a node, traversal is block verification: the same outcomes throughout."""
+    law = round_law(verify, TARGET, DRAFTER, (1, 1, 1))
+    assert by_length(law) == [F(1, 10), F(1, 10), F(51, 500), F(349, 500)]
+    assert mean_length(law) == F(1699, 500)
+    assert law == round_law(block, TARGET, DRAFTER, (1, 1, 1))
+
+
+def test_the_toy_chain_of_two() -> None:
+    """p = (1/3, 2/3), q = (2/3, 1/3): 10/9 accepted drafts one by one, 11/9 as a block."""
+    p, q = every([1, 2]), every([2, 1])
+    assert mean_length(round_law(lossless, p, q, (1, 1))) - 1 == F(10, 9)
+    assert mean_length(round_law(block, p, q, (1, 1))) - 1 == F(11, 9)
+
+
+def test_one_block_by_hand() -> None:
+    """w = 5/8, 5/56; S_1 = 21/80, h_1 = 7/17; the residual after one accepted token is (1, 0)."""
+    q = Laws(fractions([8, 2], [3, 7]), None, torch.arange(2))
+    tree = TokenTree.chain([0, 0, 1], q)
+    p = fractions([1, 1], [9, 1], [1, 1])
+    law = exact_law(lambda coin: _parts(block(laws_of(p), tree, coin)))
+    assert sum(v for (path, _), v in law.items() if len(path) == 3) == F(5, 56)
+    assert law[(0, 1), 0] == F(3, 8)
+    assert ((0, 1), 1) not in law
+    assert law[(0,), 1] == F(15, 28)
+
+
+@pytest.mark.parametrize("verify", [lossless, block, traversal])
+def test_the_five_words(verify: Verifier) -> None:
+    """Acceptance .75, residual (.4, .6, 0, 0, 0)."""
+    p, q = every([40, 25, 20, 10, 5]), every([30, 10, 40, 15, 5])
+    law = round_law(verify, p, q, (1,))
+    assert is_exact(law, p, 2)
+    refused = {e[0]: v for e, v in law.items() if len(e) == 1}
+    assert refused == {0: F(1, 4) * F(2, 5), 1: F(1, 4) * F(3, 5)}
 
 
 def test_vectors_of_siblings() -> None:
-    """Acceptance at one node for k candidates drawn i.i.d., distinct, and as point masses."""
-    p, q = fractions([4, 3, 2, 1]), fractions([1, 2, 3, 4])
-    expected = {
-        False: [F(6, 10), F(72, 100), F(768, 1000)],
-        True: [F(6, 10), None, None],
-    }
-    for distinct, values in expected.items():
-        for width, value in enumerate(values, start=1):
-            p4, q4 = np.repeat(p, 4, 0), np.repeat(q, 4, 0)
-            law = round_law(p4, q4, (width,), distinct=distinct)
-            taken = sum(v for e, v in law.items() if len(e) == 2)
-            if value is not None:
-                assert taken == value
-            else:
-                assert float(taken) == pytest.approx({2: 0.764286, 3: 0.840298}[width], abs=1e-6)
+    """Acceptance at one node for k candidates drawn i.i.d. or distinct."""
+    p, q = every([4, 3, 2, 1]), every([1, 2, 3, 4])
+    for verify in (lossless, traversal):
+        for width, value in enumerate([F(6, 10), F(72, 100), F(768, 1000)], start=1):
+            assert by_length(round_law(verify, p, q, (width,)))[1] == value
+        for width, value in enumerate([F(6, 10), F(107, 140)], start=1):
+            assert by_length(round_law(verify, p, q, (width,), distinct=True))[1] == value
+    three = by_length(round_law(lossless, p, q, (3,), distinct=True))[1]
+    assert float(three) == pytest.approx(0.840298, abs=1e-6)
 
 
 def test_point_masses_accept_their_mass() -> None:
     p = fractions([4, 3, 2, 1])
-    tree = TokenTree.from_paths(0, [[3], [2], [1]])
-    law = exact_law(lambda coin: lossless(laws_of(np.repeat(p, 4, 0)), tree, coin).path[-1])
-    assert 1 - law[0] == F(6, 10)
+    for tokens, value in ([[3]], F(1, 10)), ([[3], [2]], F(3, 10)), ([[3], [2], [1]], F(6, 10)):
+        tree = TokenTree.from_paths(0, tokens)
+        table = laws_of(np.repeat(p, 4, 0)[: len(tree)])
+        law = exact_law(lambda coin, t=table, x=tree: lossless(t, x, coin).path[-1])
+        assert 1 - law[0] == value
 
 
-def test_a_point_mass_beside_a_drawn_sibling() -> None:
-    """The drawn sibling is tried first, the fixed one after it: mixed trees are exact too."""
-    p, q = fractions([5, 3, 2]), fractions([1, 1, 2])
-    for order in ([0, -1], [-1, 0]):
+@pytest.mark.parametrize("verify", [lossless, traversal])
+@pytest.mark.parametrize("order", [[0, -1], [-1, 0]])
+def test_a_point_mass_beside_a_drawn_sibling(verify: Verifier, order: list[int]) -> None:
+    """Mixed trees are exact whichever comes first, also where both hold one token."""
+    p, q = every([5, 3, 2]), fractions([1, 1, 2])
 
-        def procedure(coin: WalkingCoin, order: list[int] = order) -> tuple[int, ...]:
-            drawn = coin.draw(Law(q[0]))
-            tokens = [0, drawn, 1] if order[0] == 0 else [0, 1, drawn]
-            tree = TokenTree(
-                torch.tensor(tokens), torch.tensor([-1, 0, 0]), Laws(q, None, torch.tensor(order))
-            )
-            verdict = lossless(laws_of(np.repeat(p, 3, 0)), tree, coin)
-            return emitted(tree, verdict.path, verdict.token)
+    def draw(coin: WalkingCoin) -> TokenTree:
+        drawn = coin.draw(Law(q[0]))
+        tokens = [0, drawn, 1] if order[0] == 0 else [0, 1, drawn]
+        return TokenTree(
+            torch.tensor(tokens), torch.tensor([-1, 0, 0]), Laws(q, None, torch.tensor(order))
+        )
 
-        law = exact_law(procedure)
-        target = markov(np.repeat(p, 3, 0))
-        assert extended(law, target, 2) == target_joint(target, 3, 2)
+    assert is_exact(judged_law(verify, p, draw), p, 2)
 
 
-def test_reduced_vocabulary_and_sparse_candidates() -> None:
+@pytest.mark.parametrize("verify", [block, traversal])
+def test_a_block_of_point_masses_gains_nothing(verify: Verifier) -> None:
+    """Judged by the general rule, fixed tokens are accepted as often as by lookup."""
+    bare = TokenTree.chain([0, 1, 1, 2])
+    held = TokenTree(bare.tokens, bare.parent, Laws(DRAFTER, None, torch.full((3,), -1)))
+    law = judged_law(verify, TARGET, lambda coin: held)
+    assert is_exact(law, TARGET, 4)
+    assert law == judged_law(lossless, TARGET, lambda coin: bare)
+    assert law == judged_law(verify, TARGET, lambda coin: bare)
+
+
+@pytest.mark.parametrize("verify", [lossless, block, traversal])
+@pytest.mark.parametrize("ids", [np.array([1, 3]), np.array([[1, 3], [1, 3]])])
+def test_reduced_vocabulary_and_sparse_candidates(verify: Verifier, ids: np.ndarray) -> None:
     """q lives on some ids only; tokens outside still come with their mass."""
-    p = fractions([2, 3, 4, 1])
-    for ids in (np.array([1, 3]), np.array([[1, 3]])):
+    p = fractions([2, 3, 4, 1], [1, 1, 1, 1], [1, 1, 1, 1], [4, 1, 1, 2])
 
-        def procedure(coin: WalkingCoin, ids: np.ndarray = ids) -> tuple[int, ...]:
-            q = Laws(fractions([3, 1]), ids, torch.tensor([0]))
-            token = coin.draw(q.law(0))
-            tree = TokenTree(torch.tensor([0, token]), torch.tensor([-1, 0]), q)
-            verdict = lossless(laws_of(np.repeat(p, 2, 0)), tree, coin)
-            return emitted(tree, verdict.path, verdict.token)
+    def draw(coin: WalkingCoin) -> TokenTree:
+        q = Laws(fractions([3, 1], [1, 2]), ids, torch.tensor([0, 1]))
+        return TokenTree.chain([0, coin.draw(q.law(0)), coin.draw(q.law(1))], q)
 
-        target = markov(np.repeat(p, 4, 0))
-        assert extended(exact_law(procedure), target, 2) == target_joint(target, 4, 2)
+    assert is_exact(judged_law(verify, p, draw), p, 3)
+
+
+@pytest.mark.parametrize(
+    ("verify", "branching"),
+    [(lossless, (2, 1)), (lossless, (1, 1, 1)), (block, (1, 1, 1)), (traversal, (2, 1))],
+)
+def test_a_correction_never_repeats_a_refused_child(
+    verify: Verifier, branching: tuple[int, ...]
+) -> None:
+    """So a last token that equals a child was accepted: what Commit counts relies on it."""
+    for tree, _ in outcomes(lambda coin: drawn_tree(DRAFTER, branching, coin, distinct=False)):
+        laws = laws_of(TARGET[tree.token_list])
+        for verdict, _ in outcomes(partial(verify, laws, tree)):
+            below = tree.children[verdict.path[-1]]
+            assert verdict.token not in [tree.token_list[child] for child in below]
 
 
 def test_a01_first_position_residual() -> None:
     """A01: p=(.5,.3,.2), q=(.6,.3,.1): alpha .9 and the residual is all on token 2."""
-    law = round_law(fractions(*[[5, 3, 2]] * 3), fractions(*[[6, 3, 1]] * 3), (1,), distinct=False)
-    refused = {e: v for e, v in law.items() if len(e) == 1}
-    assert sum(refused.values()) == F(1, 10)
-    assert set(refused) == {(2,)}
+    law = round_law(lossless, every([5, 3, 2]), every([6, 3, 1]), (1,))
+    assert {e: v for e, v in law.items() if len(e) == 1} == {(2,): F(1, 10)}
 
 
 def test_a02_greedy_takes_the_argmax() -> None:
@@ -174,20 +257,16 @@ def test_a02_greedy_takes_the_argmax() -> None:
     assert law == {(1,): 1}
 
 
-def _parts(verdict) -> tuple[list[int], int]:
-    return verdict.path, verdict.token
+def _parts(verdict) -> tuple[tuple[int, ...], int]:
+    return tuple(verdict.path), verdict.token
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=6, max_size=6),
-    st.booleans(),
-)
-def test_any_laws(rows: list[list[int]], distinct: bool) -> None:
-    """Random laws, zeros included, two siblings."""
+ROWS = st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=6, max_size=6)
+
+
+def _tables(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     table = [row if sum(row) else [1, 0, 0] for row in rows]
-    p, q = fractions(*table[:3]), fractions(*table[3:])
-    law = round_law(p, q, (2,), distinct=distinct)
-    assert extended(law, markov(p), 2) == target_joint(markov(p), 3, 2)
+    return fractions(*table[:3]), fractions(*table[3:])
 
 
 def adaptive_law(
@@ -221,7 +300,7 @@ def test_a_chain_may_stop_by_its_law_and_what_was_drawn_above(cost: float) -> No
         return ledger.pays(ledger.chance(level, float(max(law))), level, level - 1.0, 1)
 
     law = adaptive_law(TARGET, DRAFTER, 3, submits)
-    assert extended(law, markov(TARGET), 4) == target_joint(markov(TARGET), 3, 4)
+    assert is_exact(law, TARGET, 4)
 
 
 def test_a_chain_may_not_stop_by_the_token_itself() -> None:
@@ -232,6 +311,33 @@ def test_a_chain_may_not_stop_by_the_token_itself() -> None:
     assert joint == {(0,): F(28, 100), (1,): F(12, 100), (2,): F(60, 100)}
 
 
-def test_one_law_per_node_is_asked_for() -> None:
+@given(ROWS, st.booleans())
+def test_any_laws(rows: list[list[int]], distinct: bool) -> None:
+    """Random laws, zeros included, two siblings; from the leaves up is never worse."""
+    p, q = _tables(rows)
+    down = round_law(lossless, p, q, (2,), distinct=distinct)
+    up = round_law(traversal, p, q, (2,), distinct=distinct)
+    assert is_exact(down, p, 2)
+    assert is_exact(up, p, 2)
+    assert mean_length(up) >= mean_length(down)
+
+
+@given(ROWS)
+def test_any_chain(rows: list[list[int]]) -> None:
+    """Random laws, zeros included, two drafts; a block never accepts fewer."""
+    p, q = _tables(rows)
+    one_by_one, whole = (round_law(verify, p, q, (1, 1)) for verify in (lossless, block))
+    assert is_exact(one_by_one, p, 3)
+    assert is_exact(whole, p, 3)
+    assert mean_length(whole) >= mean_length(one_by_one)
+
+
+@pytest.mark.parametrize("verify", [lossless, block, traversal])
+def test_one_law_per_node_is_asked_for(verify: Verifier) -> None:
     with pytest.raises(ValueError, match="1 laws for 2 nodes"):
-        lossless(laws_of(fractions([1, 1])), TokenTree.chain([0, 1]), WalkingCoin([]))
+        verify(laws_of(fractions([1, 1])), TokenTree.chain([0, 1]), WalkingCoin([]))
+
+
+def test_a_block_is_a_chain() -> None:
+    with pytest.raises(ValueError, match=r"block judges chains, and the parents are \[-1, 0, 0\]"):
+        block(laws_of(every([1, 1, 1])), TokenTree.from_paths(0, [[1], [2]]), WalkingCoin([]))

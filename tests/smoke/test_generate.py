@@ -43,8 +43,9 @@ def test_one_json_object_that_python_reproduces(folder: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
-    keys = ["ids", "text", "tau", "rounds", "finish_reason", "tokens_per_second"]
-    assert list(result) == keys
+    keys = ["ids", "text", "tau", "rounds", "finish_reason", "draft_mode", "verify_mode"]
+    assert list(result) == [*keys, "tokens_per_second"]
+    assert (result["draft_mode"], result["verify_mode"]) == ("argmax", "lossless")
     target = Target.load(folder)
     ids = chat_ids(target, [{"role": "user", "content": "Hi the land"}])
     drafter, growth = load_drafter("ngram", target), Chain(2)

@@ -292,6 +292,21 @@ def test_every_key_of_the_contract_and_a_table(measured: Measurement, tmp_path: 
     assert "3/3" in text
 
 
+def test_what_ran_is_reported_and_a_lossy_verifier_says_so(target: Target) -> None:
+    """n-grams are point masses whatever was asked for."""
+    race = contenders(
+        target, [Spec.parse("ngram:draft=sampled"), Spec.parse("ngram:verify=typical")]
+    )
+    settings = replace(QUICK, warp=Warp(temperature=1.0), max_new_tokens=8)
+    result = summarise(measure(target, race, PROMPTS, settings), "x")
+    sampled, lossy = result["drafters"]
+    assert (sampled["draft_mode"], sampled["verify_mode"]) == ("argmax", "block")
+    assert (lossy["verify_mode"], lossy["lossless"]) == ("typical (LOSSY)", False)
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(table(result))
+    assert console.export_text().count("LOSSY") == 1
+
+
 def test_sampled_outputs_are_not_compared(target: Target) -> None:
     race = contenders(target, [Spec.parse("ngram")])
     settings = replace(QUICK, warp=Warp(temperature=1.0), max_new_tokens=6)

@@ -207,6 +207,10 @@ def test_a_growth_is_named_and_known() -> None:
     assert acceptance.growth_of("gamma=3").nodes == 3
     with pytest.raises(UserError, match="unknown part: gama"):
         acceptance.growth_of("growth=chain,gama=3")
+    assert acceptance.spec_of("draft=sampled").verify == "block"
+    assert acceptance.spec_of("draft=sampled,verify=lossless").verify == "lossless"
+    with pytest.raises(UserError, match=r"is judged by typical \(LOSSY\): leave verify out"):
+        acceptance.spec_of("verify=typical")
 
 
 def test_prompts_leave_room_for_the_answer() -> None:
