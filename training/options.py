@@ -21,23 +21,28 @@ class DataSettings:
     """What is learned from.
 
     Args:
-        path: chats as Parquet or JSONL, or a folder of such files.
+        path: chats as Parquet, Arrow, JSON or JSONL, a folder of such files, or hub:OWNER/NAME.
+        split: part of a data set of the hub.
         max_length: tokens of a chat; what is beyond is cut off.
         held_out: share of chats, by a hash of their ids, that is only measured on.
         tokens: learn from the first chats up to so many tokens; null: from all.
         drop_cut: leave out chats whose last answer was ended by a length limit.
-        unstable: error or drop, for chats that the template does not render turn by turn.
-        template_options: passed to the chat template, for chats without ids.
+        unstable: error or drop, for chats whose answers the template does not render as given.
+        template_options: passed to the chat template; empty: as stored with the chats, which is
+            what it must equal if it is given.
+        pack: lay several chats into one row of max_length, each reading itself alone.
         batch_tokens: tokens of one batch, padding included.
     """
 
     path: str = MISSING
+    split: str = "train"
     max_length: int = 1024
     held_out: float = 0.05
     tokens: int | None = None
     drop_cut: bool = False
     unstable: str = "error"
     template_options: dict[str, Any] = field(default_factory=dict)
+    pack: bool = False
     batch_tokens: int = 1024
 
     def __post_init__(self) -> None:

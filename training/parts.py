@@ -24,11 +24,11 @@ from drafters.target import Target
 from drafters.vocab import DraftVocabulary, choose, coverage
 from training import acceptance, tracking
 from training.batches import compose
-from training.examples import Example, first_tokens, make_examples, split
+from training.examples import Example, first_tokens, make_examples, pack, split
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
 from training.objective import Objective
-from training.options import TrainSettings
-from training.records import Record, read_records, writer_of
+from training.options import DataSettings, TrainSettings
+from training.records import Record, read_records, template_options_of, writer_of
 
 
 @dataclass
@@ -62,7 +62,8 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
         UserError: whatever the user can mend.
     """
     growth = acceptance.growth_of(settings.evaluate.shape)
-    records = read_records(settings.data.path)
+    settings = dataclasses.replace(settings, data=with_stored_options(settings.data))
+    records = read_records(settings.data.path, settings.data.split)
     accelerator = _accelerator(settings)
     _set_threads(settings.threads, accelerator)
     target = Target.load(
@@ -77,6 +78,9 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     training, measured = split(examples, settings.data.held_out)
     training = first_tokens(training, settings.data.tokens)
     notes = [str(report), f"{len(training)} chats to learn from, {len(measured)} held out"]
+    if settings.data.pack:
+        training = pack(training, min(settings.data.max_length, target.shape.max_positions))
+        notes.append(f"packed into {len(training)} rows")
     notes += _writer_note(settings.data.path, target)
     notes += _choose_vocabulary(drafter, target, training, measured)
     drafter.init_from(target)
@@ -93,6 +97,23 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
         _identity(method, drafter, target, settings, records),
         notes,
     )
+
+
+def with_stored_options(data: DataSettings) -> DataSettings:
+    """Return data settings with the template's options that the chats were written with.
+
+    Raises:
+        UserError: if others were given: answers would be learned in a form that they never had.
+    """
+    stored = template_options_of(data.path)
+    if stored is None or stored == data.template_options:
+        return data
+    if data.template_options:
+        raise UserError(
+            f"data.template_options is {data.template_options}, but {data.path} was written with "
+            f"{stored}: give the same or none"
+        )
+    return dataclasses.replace(data, template_options=stored)
 
 
 def _accelerator(settings: TrainSettings) -> Accelerator:
@@ -193,7 +214,8 @@ def _identity(
     for record in records:
         digest.update(record.id.encode())
         digest.update(b"" if record.ids is None else record.ids.tobytes())
-        digest.update(b"" if record.messages is None else repr(record.messages).encode())
+        said = record.messages, record.tools, record.text
+        digest.update(b"" if said == (None, None, None) else repr(said).encode())
     fingerprint = Fingerprint.of(target).to_dict()
     plain = dataclasses.asdict(settings)
     sections = ("data", "features", "loss", "optim", "seed", "precision", "target_dtype")
