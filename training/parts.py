@@ -28,6 +28,7 @@ from training.examples import Example, first_tokens, make_examples, pack, split
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
 from training.objective import Objective
 from training.options import DataSettings, TrainSettings
+from training.preview import answer_counts, kept_always
 from training.records import Record, read_records, template_options_of, writer_of
 
 
@@ -150,25 +151,17 @@ def _choose_vocabulary(
     """Set the drafter's reduced vocabulary; say what it covers."""
     if drafter.ids is None:
         return []
-    seen = torch.cat([example.ids for example in training]).unique()
-    special = set(target.tokenizer.all_special_ids if target.tokenizer is not None else [])
-    always = set(target.eos_ids) | (special & set(seen.tolist()))
-    counts = _counts(training, target.shape.vocab_size)
+    always = kept_always(target.tokenizer, set(target.eos_ids), training)
+    counts = answer_counts(training, target.shape.vocab_size)
     ids = choose(counts, len(drafter.ids), always)
     for module in drafter.modules():
         if isinstance(module, DraftVocabulary):
             module.keep(ids)
-    held_out = _counts(measured, target.shape.vocab_size)
+    held_out = answer_counts(measured, target.shape.vocab_size)
     return [
         f"draft vocabulary of {len(ids)} ids: {coverage(counts, ids):.2%} of the training tokens, "
         f"{coverage(held_out, ids):.2%} of the held-out ones (a ceiling on alpha)"
     ]
-
-
-def _counts(examples: Sequence[Example], vocab_size: int) -> torch.Tensor:
-    """Count the supervised tokens [V]."""
-    tokens = torch.cat([example.ids[example.label_mask] for example in examples])
-    return torch.bincount(tokens, minlength=vocab_size)
 
 
 def _lessons(

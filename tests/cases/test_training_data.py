@@ -157,7 +157,7 @@ def test_a21_the_options_of_the_writing_are_those_of_the_training(tmp_path: Path
     assert with_stored_options(settings(file)).template_options == stored
     same = settings(file, template_options=stored)
     assert with_stored_options(same) == same
-    with pytest.raises(UserError, match="was written with .*False.*: give the same or none"):
+    with pytest.raises(UserError, match=r"was written with .*False.*: give the same or none"):
         with_stored_options(settings(file, template_options={"enable_thinking": True}))
 
 
