@@ -135,10 +135,12 @@ class Trainer:
         """Make one optimizer step at this share of the run."""
         started = time.monotonic()
         rate = set_rate(self.optimizer, rate_at(share, self.settings.schedule))
+        self.run.objective.progress = share
         order = order_of(len(self.run.lessons), self.settings.seed, self.progress.epoch)
         total, tokens = self._accumulate(order)
         norm = self._finish_gradients(total[1].sum())
-        finite = bool(torch.isfinite(norm)) and bool(total[1].sum() > 0)
+        taught = bool(total[1].sum() > 0) and bool(total[4].sum() > 0)
+        finite = bool(torch.isfinite(norm)) and taught
         if finite:
             self.optimizer.step()
         else:
