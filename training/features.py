@@ -75,12 +75,14 @@ class Lessons:
         """Return a lesson with float32 states."""
         lesson = self._kept.get(index)
         if lesson is None:
-            lesson = self._make([self.examples[i] for i in self.groups[index]])
+            lesson = self.make(index)
             if self.settings.keep == "memory":
                 self._kept[index] = lesson
         return _widened(lesson)
 
-    def _make(self, examples: Sequence[Example]) -> Lesson:
+    def make(self, index: int) -> Lesson:
+        """Run the target over a lesson's examples; states in the stored dtype."""
+        examples = [self.examples[i] for i in self.groups[index]]
         stored = getattr(torch, self.settings.dtype)
         ids, label_mask, document, position = (x.to(self.target.device) for x in pad(examples))
         taps, last = self.target.forward_batch(ids, document, position, self.features)
@@ -122,6 +124,15 @@ def stored_bytes(
     """Return the bytes of all lessons; `width` is the number of values kept of a token."""
     padded = sum(len(group) * max(lengths[i] for i in group) for group in groups)
     return padded * width * getattr(torch, settings.dtype).itemsize
+
+
+def bytes_kept(lessons: Lessons) -> int:
+    """Return the bytes that lessons take once all of them are kept."""
+    if lessons.settings.keep != "memory":
+        return 0
+    lengths = [len(example) for example in lessons.examples]
+    width = (len(lessons.features.layers) + 1) * lessons.target.shape.hidden_size
+    return stored_bytes(lengths, lessons.groups, width, lessons.settings)
 
 
 def check_batch_fits(

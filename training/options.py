@@ -13,6 +13,7 @@ from omegaconf import MISSING
 from drafters.errors import UserError
 from drafters.losses import LossSettings
 
+SCHEMA_VERSION = 1
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -206,9 +207,11 @@ class TrainSettings:
     """A training run.
 
     Args:
+        schema_version: of these settings; a file of another version is refused.
         target: folder or hub id of the frozen target.
         output: folder for best/ and last/ (drafters), state.safetensors (to resume), metrics.
         drafter: options of the drafter family.
+        warm_start: folder of a drafter to start from: its vocabulary, and the weights that fit.
         resume: go on from the state in `output` if there is one.
         save_times: states written in a run, evenly spread, beside those at evaluations.
         seed: of the weights' start, the data order and decoding.
@@ -217,6 +220,7 @@ class TrainSettings:
         threads: CPU threads a process; 0: the machine's cores over the processes on it.
     """
 
+    schema_version: int = SCHEMA_VERSION
     target: str = MISSING
     output: str = MISSING
     drafter: dict[str, Any] = field(default_factory=dict)
@@ -227,6 +231,7 @@ class TrainSettings:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    warm_start: str = ""
     resume: bool = False
     save_times: int = 10
     seed: int = 0
@@ -236,6 +241,11 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        if self.schema_version != SCHEMA_VERSION:
+            raise UserError(
+                f"schema_version is {self.schema_version}, this code reads {SCHEMA_VERSION}: "
+                "rewrite the file by --help, or use the version of the code that wrote it"
+            )
         _one_of("precision", self.precision, ("no", "bf16"))
         _one_of("target_dtype", self.target_dtype, ("float32", "bfloat16"))
         _at_least(0, "save_times", self.save_times)

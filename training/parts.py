@@ -22,6 +22,7 @@ from drafters.fingerprint import Fingerprint
 from drafters.registry import build_drafter
 from drafters.target import Target
 from drafters.vocab import DraftVocabulary, choose, coverage
+from drafters.warmstart import WarmStart
 from training import acceptance, tracking
 from training.batches import compose
 from training.examples import Example, first_tokens, make_examples, pack, split
@@ -83,8 +84,11 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
         training = pack(training, min(settings.data.max_length, target.shape.max_positions))
         notes.append(f"packed into {len(training)} rows")
     notes += _writer_note(settings.data.path, target)
-    notes += _choose_vocabulary(drafter, target, training, measured)
+    warm = WarmStart.read(settings.warm_start) if settings.warm_start else None
+    notes += _choose_vocabulary(drafter, target, training, measured, warm)
     drafter.init_from(target)
+    if warm is not None:
+        notes.append(warm.apply(drafter, target))
     drafter.to(accelerator.device)
     lessons, held_out = _lessons(training, measured, drafter, target, settings)
     notes.append(_size_note(drafter, lessons))
@@ -147,13 +151,15 @@ def _choose_vocabulary(
     target: Target,
     training: Sequence[Example],
     measured: Sequence[Example],
+    warm: WarmStart | None,
 ) -> list[str]:
-    """Set the drafter's reduced vocabulary; say what it covers."""
+    """Set the drafter's reduced vocabulary, that of a warm start if it fits; say what it covers."""
     if drafter.ids is None:
         return []
     always = kept_always(target.tokenizer, set(target.eos_ids), training)
     counts = answer_counts(training, target.shape.vocab_size)
-    ids = choose(counts, len(drafter.ids), always)
+    known = None if warm is None else warm.ids(len(drafter.ids))
+    ids = choose(counts, len(drafter.ids), always) if known is None else known
     for module in drafter.modules():
         if isinstance(module, DraftVocabulary):
             module.keep(ids)
@@ -212,6 +218,7 @@ def _identity(
     fingerprint = Fingerprint.of(target).to_dict()
     plain = dataclasses.asdict(settings)
     sections = ("data", "features", "loss", "optim", "seed", "precision", "target_dtype")
+    sections += ("warm_start",)
     return {
         "drafter": method,
         "options": drafter.options(),

@@ -26,6 +26,7 @@ from inference.stats import Acceptance
 from training.batches import order_of
 from training.features import Lessons
 from training.metrics import Window, held_out_metrics, line
+from training.mishaps import Mishaps
 from training.objective import Objective
 from training.optim import make_optimizer, rate_at, set_rate
 from training.options import TrainSettings, seconds
@@ -84,7 +85,10 @@ class Trainer:
             run.say(f"resuming after step {self.progress.step}")
         self.objective = accelerator.prepare_model(run.objective)
         self.window = Window()
+        file = self.output / f"not_finite.{accelerator.process_index}.safetensors"
+        self.mishaps = Mishaps(file, run.say)
         self.stop = StopSignals()
+        self._indices: list[int] = []
         self._before = self.progress.elapsed
         self._started = time.monotonic()
         self._passed = self._milestones(self.share)
@@ -139,18 +143,29 @@ class Trainer:
         order = order_of(len(self.run.lessons), self.settings.seed, self.progress.epoch)
         total, tokens = self._accumulate(order)
         norm = self._finish_gradients(total[1].sum())
-        taught = bool(total[1].sum() > 0) and bool(total[4].sum() > 0)
-        finite = bool(torch.isfinite(norm)) and taught
-        if finite:
-            self.optimizer.step()
-        else:
-            self.progress.skipped += 1
+        made = self._update(total, norm)
         self.optimizer.zero_grad(set_to_none=True)
-        self.window.add(total if finite else None, tokens, time.monotonic() - started, rate)
+        self.window.add(total if made else None, tokens, time.monotonic() - started, rate)
         self.progress.step += 1
         self.progress.place += self._group
         if self.progress.place >= len(order):
             self.progress.epoch, self.progress.place = self.progress.epoch + 1, 0
+
+    def _update(self, total: Tensor, norm: Tensor) -> bool:
+        """Update the weights unless there is nothing to learn, or nothing finite to learn it by."""
+        if not (bool(total[1].sum() > 0) and bool(total[4].sum() > 0)):
+            self.progress.skipped += 1
+            return False
+        loss = total[0].sum()
+        if bool(torch.isfinite(loss)) and bool(torch.isfinite(norm)):
+            self.optimizer.step()
+            self.mishaps.good()
+            return True
+        self.progress.skipped += 1
+        if self.mishaps.bad(self.progress.step + 1, float(loss), float(norm)):
+            self.save()
+            self.mishaps.end([self.run.lessons[index] for index in self._indices])
+        return False
 
     def evaluate(self) -> dict[str, float]:
         """Measure on held-out chats, publish the drafter if its tau is the best so far.
@@ -210,6 +225,7 @@ class Trainer:
             part = torch.stack([x.detach() for x in sums])
             total = part if total is None else total + part
             tokens += lesson.tokens if share else 0
+        self._indices = [order[place] for place in places if place < len(order)]
         assert total is not None
         counts = torch.tensor(float(tokens), device=total.device)
         total, counts = self._summed(total), self._summed(counts)
