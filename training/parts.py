@@ -123,7 +123,10 @@ def with_stored_options(data: DataSettings) -> DataSettings:
 
 def _accelerator(settings: TrainSettings) -> Accelerator:
     output = Path(settings.output)
+    # left to itself, accelerate would make each of several CPU processes a run of its own
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return Accelerator(
+        cpu=several and not torch.accelerator.is_available(),
         mixed_precision=settings.precision,
         log_with=tracking.trackers_of(settings.tracking, output),
         project_config=ProjectConfiguration(str(output), str(output)),
