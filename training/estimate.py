@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 
-from training.features import bytes_kept
+from training.features import Lesson, bytes_kept
 from training.options import seconds
 from training.parts import Parts
 
@@ -47,12 +47,8 @@ def _time(parts: Parts) -> list[str]:
     started = time.perf_counter()
     lesson = lessons.make(0)
     target_seconds = time.perf_counter() - started
-    for _ in range(2):  # the first pass pays for what is made once
-        started = time.perf_counter()
-        sums = parts.objective(lesson)
-        sums.loss.sum().backward()
-        learning = time.perf_counter() - started
-        parts.objective.zero_grad()
+    # the first pass pays for what is made once
+    learning = min(_learning_seconds(parts, lesson) for _ in range(2))
     group = settings.optim.accumulate * parts.accelerator.num_processes
     steps_a_pass = math.ceil(len(lessons) / group)
     first = steps_a_pass * settings.optim.accumulate * (target_seconds + learning)
@@ -78,6 +74,13 @@ def _time(parts: Parts) -> list[str]:
         f"{whole:.0f} s"
     )
     return lines
+
+
+def _learning_seconds(parts: Parts, lesson: Lesson) -> float:
+    started = time.perf_counter()
+    parts.objective(lesson).loss.sum().backward()
+    parts.objective.zero_grad()
+    return time.perf_counter() - started
 
 
 def _millions(count: int) -> str:

@@ -82,7 +82,7 @@ def _from_disk(path: Path, split: str) -> Any:
 
     found: Any = datasets.load_from_disk(str(path))
     if isinstance(found, datasets.DatasetDict):
-        parts: Mapping[str, Any] = found
+        parts = cast("Mapping[str, Any]", found)
         if split not in parts:
             raise UserError(f"{path} has no split {split!r}: give data.split as {', '.join(parts)}")
         return parts[split]

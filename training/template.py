@@ -209,14 +209,17 @@ class Renderer:
         if tools is not None and self._shown(chat[:1], tools) == self._shown(chat[:1], None):
             raise Refused("with tools that the template does not show")
         for turn, message in enumerate(chat):
-            shown = self._shown(chat[: turn + 1], tools)
-            for name in essential(message):
+            names = list(essential(message))
+            alone = turn > 0 and message["role"] in ("tool", "system")
+            shown = self._shown(chat[: turn + 1], tools) if names or alone else None
+            if shown is None:
+                continue
+            for name in names:
                 bare = {key: value for key, value in message.items() if key != name}
                 if self._shown([*chat[:turn], bare], tools) == shown:
                     raise Refused(f"with {name} that the template does not show")
-            role = message["role"]
-            silent = turn and self._shown(chat[:turn], tools) == shown
-            if role in ("tool", "system") and silent:
+            if alone and self._shown(chat[:turn], tools) == shown:
+                role = message["role"]
                 raise Refused(f"with a message of the role {role!r} that is not shown")
 
     def _shown(self, chat: list[Message], tools: object) -> str | None:

@@ -37,7 +37,10 @@ THOUGHTFUL = [
     {"role": "assistant", "content": "<think>b</think>two"},
 ]
 NEURAL = sorted(name for name, kind in methods().items() if issubclass(kind, NeuralDrafter))
-OPTIONS: dict[str, dict[str, object]] = {"eagle": {"taps": [0, 1, 2], "unroll": 3}}
+OPTIONS: dict[str, dict[str, object]] = {
+    "eagle": {"taps": [0, 1, 2], "unroll": 3},
+    "standalone": {"num_layers": 2},
+}
 
 
 @pytest.fixture(scope="module")

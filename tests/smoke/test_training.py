@@ -256,7 +256,7 @@ def test_two_processes_make_the_steps_of_two_batches(place: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_killed_run_goes_on(place: Path, tmp_path: Path, kind: signal.Signals) -> None:
     more = ("schedule.steps=40", "save_times=40", "evaluate.times=1")
     train("medusa", place, tmp_path / "straight", *more)
@@ -271,7 +271,7 @@ def test_a_killed_run_goes_on(place: Path, tmp_path: Path, kind: signal.Signals)
         time.sleep(0.01)
     broken.send_signal(kind)
     broken.communicate(timeout=60)
-    assert broken.returncode in (-9, 143, 0)  # 0: it was done before the signal came
+    assert broken.returncode in (-9, 130, 143, 0)  # 0: it was done before the signal came
     assert load_drafter(output / "last", Target.load(place / "target"))
     train("medusa", place, output, *more, "resume=true")
     first, second = (
