@@ -82,7 +82,13 @@ class Lessons:
 
     def make(self, index: int) -> Lesson:
         """Run the target over a lesson's examples; states in the stored dtype."""
-        examples = [self.examples[i] for i in self.groups[index]]
+        return self._make([self.examples[i] for i in self.groups[index]])
+
+    def lesson_of(self, examples: Sequence[Example]) -> Lesson:
+        """Return a lesson of any examples, with float32 states, as those of the groups are made."""
+        return _widened(self._make(examples))
+
+    def _make(self, examples: Sequence[Example]) -> Lesson:
         stored = getattr(torch, self.settings.dtype)
         ids, label_mask, document, position = (x.to(self.target.device) for x in pad(examples))
         taps, last = self.target.forward_batch(ids, document, position, self.features)

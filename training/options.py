@@ -77,6 +77,29 @@ class FeatureSettings:
 
 
 @dataclass
+class OnPolicySettings:
+    """What a drafter that reads nothing of the target's writes itself, to be taught on.
+
+    Args:
+        share: of the batches whose answers the drafter writes anew.
+        tokens: of such an answer at most.
+        temperature: it is drawn at.
+    """
+
+    share: float = 0.0
+    tokens: int = 64
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 <= self.share <= 1:
+            raise UserError(f"on_policy.share is {self.share}: give a share from 0 to 1")
+        if self.temperature <= 0:
+            raise UserError(f"on_policy.temperature is {self.temperature}: give more than 0")
+        _at_least(1, "on_policy.tokens", self.tokens)
+
+
+@dataclass
 class OptimSettings:
     """The optimizer (AdamW) and how gradients reach it.
 
@@ -227,6 +250,7 @@ class TrainSettings:
     data: DataSettings = field(default_factory=DataSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     loss: LossSettings = field(default_factory=LossSettings)
+    on_policy: OnPolicySettings = field(default_factory=OnPolicySettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)

@@ -221,7 +221,7 @@ def _identity(
     fingerprint = Fingerprint.of(target).to_dict()
     plain = dataclasses.asdict(settings)
     sections = ("data", "features", "loss", "optim", "seed", "precision", "target_dtype")
-    sections += ("warm_start",)
+    sections += ("warm_start", "on_policy")
     return {
         "drafter": method,
         "options": drafter.options(),
