@@ -6,16 +6,19 @@ positions and a callable, labels and laws are gathered by position. Dividing by 
 caller's business.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from drafters.base import Batch, Prediction
+from drafters.depths import depth_weights
 from drafters.errors import UserError
+from drafters.loss_settings import LossSettings as LossSettings
 from drafters.rowwise import Goal, Rows, cross_entropy_rows, formula_rows
 from drafters.teacher import Summary, Teacher, TeacherLaws, chunks, summarise, taught
 
@@ -48,6 +51,12 @@ def overlap(log_p: Tensor, log_q: Tensor) -> Tensor:
     return torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
 
 
+def js(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2 in nats [m], at most log 2."""
+    middle = torch.logaddexp(log_p, log_q) - math.log(2)
+    return (kl(log_p, middle) + kl(log_q, middle)) / 2
+
+
 def tv(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Return 1 - alpha [m], the total variation between p and q."""
     return 1 - overlap(log_p, log_q)
@@ -74,63 +83,24 @@ def lk_hybrid(log_p: Tensor, log_q: Tensor, log_kept: Tensor, eta: float) -> Ten
     return lam * kl(log_kept, log_q) + (1 - lam) * (1 - alpha)
 
 
-_CROSS = ("kl", "ce")  # cross entropies under a law that does not depend on q
-KINDS = ("kl", "reverse_kl", "tv", "lk", "lk_hybrid", "ce")
-VOCABULARY_LOSSES = ("renormalise", "mask", "full")
+def feature(hidden: Tensor, wanted: Tensor) -> Tensor:
+    """Return the smooth L1 distance of states [m, D], averaged over D. Source: EAGLE-1."""
+    return F.smooth_l1_loss(hidden, wanted, reduction="none").mean(-1)
 
 
-@dataclass
-class LossSettings:
-    """What a drafter is trained on.
+def confidence(logit: Tensor, alpha: Tensor) -> Tensor:
+    """Return the binary cross entropy [m] of sigmoid(logit) against alpha, a probability."""
+    return F.binary_cross_entropy_with_logits(logit, alpha, reduction="none")
 
-    Args:
-        kind: kl, reverse_kl, tv, lk, lk_hybrid against the target's law, or ce against
-            the token of the text.
-        hard: share of a cross entropy against the target's most likely token, 0 to 1.
-        temperature: of the target's law; the drafter's law is always that of its plain logits.
-        eta: of lk_hybrid.
-        decay: weight of depth d is decay ** (d - 1).
-        vocabulary_loss: with a reduced vocabulary, renormalise the target's law on it; or mask
-            positions whose most likely token is outside, and renormalise; or full: weigh each
-            position by the law's mass inside. tv and lk never renormalise.
-        chunk: positions whose laws exist at the same time.
-        keep_logits_mb: logits up to this size are kept for the backward pass; beyond it every
-            chunk is computed again there.
-    """
 
-    kind: str = "kl"
-    hard: float = 0.0
-    temperature: float = 1.0
-    eta: float = 3.0
-    decay: float = 0.8
-    vocabulary_loss: str = "renormalise"
-    chunk: int = 512
-    keep_logits_mb: int = 1024
-
-    def __post_init__(self) -> None:
-        """Check names and ranges."""
-        if self.kind not in KINDS:
-            raise UserError(f"loss.kind is {self.kind!r}: give {', '.join(KINDS)}")
-        if self.vocabulary_loss not in VOCABULARY_LOSSES:
-            allowed = ", ".join(VOCABULARY_LOSSES)
-            raise UserError(f"loss.vocabulary_loss is {self.vocabulary_loss!r}: give {allowed}")
-        if not 0 <= self.hard <= 1:
-            raise UserError(f"loss.hard is {self.hard}: give a share from 0 to 1")
-        if self.temperature <= 0:
-            raise UserError(
-                f"loss.temperature is {self.temperature}: give more than 0 (for greedy serving "
-                "set loss.hard)"
-            )
-        if self.decay <= 0 or self.eta <= 0:
-            raise UserError(f"loss.decay {self.decay} and loss.eta {self.eta}: give more than 0")
-        if self.chunk < 1:
-            raise UserError(f"loss.chunk is {self.chunk}: give 1 or more")
+_CROSS = {"kl", "ce"}  # cross entropies under a law that does not depend on q
 
 
 class LossSums(NamedTuple):
     """Sums over a batch, one entry a depth [J] float32; `loss` carries the gradient.
 
-    loss and weight hold the depth's weight; the training loss is sum(loss) / sum(weight).
+    loss holds the depth's weight; the training loss is sum(loss) / sum(weight), where weight is the
+    denominator that the settings name.
     agreement counts predictions whose most likely token is the target's over the full vocabulary;
     alpha sums sum_x min(p, q) at temperature 1; both are to be divided by counted.
     """
@@ -168,15 +138,23 @@ def drafter_loss(
     positions = (wanted & allowed).nonzero()[:, 0]
     recompute = torch.is_grad_enabled() and not _fits(predictions, teacher, settings)
     total = torch.zeros(len(LossSums._fields), len(predictions), device=batch.last.device)
+    weights = depth_weights(predictions, batch, teacher, settings)
 
     def sums_over(chunk: Tensor) -> Tensor:
         laws = teacher.laws(batch, made, chunk)
-        columns = [_depth_sums(p, laws, teacher, chunk, settings) for p in predictions]
+        columns = [
+            _depth_sums(_Depth(p, w, batch), laws, teacher, chunk, settings)
+            for p, w in zip(predictions, weights, strict=True)
+        ]
         return torch.stack(columns, 1)
 
     for chunk in chunks(positions, settings.chunk):
         total = total + (_run_again(sums_over, chunk) if recompute else sums_over(chunk))
-    return LossSums(total[0], *total[1:].detach())
+    sums = LossSums(total[0], *total[1:].detach())
+    if settings.denominator == "tokens":
+        share = batch.ids.numel() / len(predictions)
+        return sums._replace(weight=torch.full_like(sums.weight, share))
+    return sums._replace(weight=sums.counted) if settings.denominator == "predictions" else sums
 
 
 def _run_again(function: Callable[[Tensor], Tensor], chunk: Tensor) -> Tensor:
@@ -194,38 +172,65 @@ def _fits(predictions: Sequence[Prediction], teacher: Teacher, settings: LossSet
     return values * 4 <= settings.keep_logits_mb * 2**20
 
 
+class _Depth(NamedTuple):
+    """One depth's predictions, their weights [M], and the batch they were made from."""
+
+    prediction: Prediction
+    weight: Tensor
+    batch: Batch
+
+
 def _depth_sums(
-    prediction: Prediction,
-    laws: TeacherLaws,
-    teacher: Teacher,
-    chunk: Tensor,
-    settings: LossSettings,
+    depth: _Depth, laws: TeacherLaws, teacher: Teacher, chunk: Tensor, settings: LossSettings
 ) -> Tensor:
     """Return one depth's sums [fields] over its predictions at the chunk's positions."""
-    positions = prediction.positions
+    positions = depth.prediction.positions
     start = int(torch.searchsorted(positions, chunk[0]))
     end = int(torch.searchsorted(positions, chunk[-1], right=True))
     if start == end:
         return torch.zeros(len(LossSums._fields), device=chunk.device)
-    span = positions[start:end]
-    row = torch.searchsorted(chunk, span)
-    logits = prediction.logits(slice(start, end)).float()
-    here = chunk[row] == span
+    row = torch.searchsorted(chunk, positions[start:end])
+    logits = depth.prediction.logits(slice(start, end)).float()
+    here = chunk[row] == positions[start:end]
     if not bool(here.all()):
         row, logits = row[here], logits[here]
     if len(row) != len(chunk):
         laws = TeacherLaws(*(x[row] for x in laws))
-    weight = settings.decay ** (prediction.depth - 1) * _weights(laws, settings)
+    weight = depth.weight[start:end][here] * _weights(laws, settings)
     rows = _rows(logits, laws, weight, settings)
+    loss = rows.loss.sum()
+    for other in _others(depth, slice(start, end), here, rows.alpha, settings):
+        loss = loss + (weight * other).sum()
     agreement = (teacher.token(rows.guess) == laws.best).float().sum()
     count = torch.full_like(agreement, len(row))
-    return torch.stack((rows.loss.sum(), weight.sum(), rows.alpha.sum(), agreement, count))
+    return torch.stack((loss, weight.sum(), rows.alpha.sum(), agreement, count))
+
+
+def _others(
+    depth: _Depth, span: slice, here: Tensor, alpha: Tensor, settings: LossSettings
+) -> list[Tensor]:
+    """Return the weighted losses [m] of what a depth predicts beside its law."""
+    found: list[Tensor] = []
+    for name, source in (("feature", "hidden"), ("confidence", "confidence")):
+        coefficient = settings.terms.get(name)
+        if coefficient is None:
+            continue
+        if source not in depth.prediction.auxiliary:
+            raise UserError(f"loss.mix has {name}, but this drafter predicts no {source}: drop it")
+        value = depth.prediction.auxiliary[source][span][here].float()
+        if name == "feature":
+            places = depth.prediction.positions[span][here]
+            loss = feature(value, depth.batch.last.flatten(0, 1)[places].float())
+        else:
+            loss = confidence(value, alpha.clamp(0, 1))
+        found.append(coefficient * loss)
+    return found
 
 
 def _weights(laws: TeacherLaws, settings: LossSettings) -> Tensor:
     """Return each position's weight [m] before the depth's."""
     weight = torch.ones_like(laws.mass)
-    if settings.kind == "ce":
+    if set(settings.law_terms) == {"ce"}:
         weight = weight * (laws.label_index >= 0)
     if settings.vocabulary_loss == "mask":
         weight = weight * (laws.best_index >= 0)
@@ -234,11 +239,12 @@ def _weights(laws: TeacherLaws, settings: LossSettings) -> Tensor:
 
 def _rows(logits: Tensor, laws: TeacherLaws, weight: Tensor, settings: LossSettings) -> Rows:
     """Return weighted loss, alpha and guess of every position."""
-    best = laws.best_index.clamp_min(0)
+    best, label = laws.best_index.clamp_min(0), laws.label_index.clamp_min(0)
     soft = (1 - settings.hard) * weight
     hard = settings.hard * weight * (laws.best_index >= 0)
-    if settings.kind in _CROSS:
-        goal, constant = _goal(laws, soft, settings)
+    known = soft * (laws.label_index >= 0)
+    if set(settings.law_terms) <= _CROSS:
+        goal, constant = _goal(laws, soft, known, settings)
         if settings.hard > 0:
             goal = goal._replace(mass=goal.mass + hard, single=[*goal.single, (best, hard)])
         rows = cross_entropy_rows(logits, goal, laws.plain)
@@ -246,31 +252,51 @@ def _rows(logits: Tensor, laws: TeacherLaws, weight: Tensor, settings: LossSetti
 
     def formula(z: Tensor, block: slice) -> Tensor:
         log_q = z.log_softmax(-1)
-        loss = _by_formula(TeacherLaws(*(x[block] for x in laws)), log_q, settings)
-        return soft[block] * loss + hard[block] * ce(log_q, best[block])
+        part = TeacherLaws(*(x[block] for x in laws))
+        loss = hard[block] * ce(log_q, best[block])
+        for name, coefficient in settings.law_terms.items():
+            if name == "ce":
+                loss = loss + coefficient * known[block] * ce(log_q, label[block])
+            else:
+                loss = loss + coefficient * soft[block] * _by_formula(name, part, log_q, settings)
+        return loss
 
     return formula_rows(logits, formula, laws.plain)
 
 
-def _goal(laws: TeacherLaws, weight: Tensor, settings: LossSettings) -> tuple[Goal, Tensor]:
-    """Return what kl or ce is the cross entropy under, and what kl subtracts of it [m]."""
-    none = torch.zeros_like(weight)
-    if settings.kind == "ce":
-        label = laws.label_index.clamp_min(0), weight
-        return Goal(laws.served, none, weight, [label]), none
-    share = weight if settings.vocabulary_loss == "full" else weight / laws.mass
-    goal = Goal(laws.served, share, share * laws.mass, [])
-    return goal, share * (laws.entropy - laws.mass * laws.mass.log())
+def _goal(
+    laws: TeacherLaws, soft: Tensor, known: Tensor, settings: LossSettings
+) -> tuple[Goal, Tensor]:
+    """Return what kl and ce are the cross entropy under, and what kl subtracts of it [m].
+
+    Args:
+        laws: of the target.
+        soft: [m] the rows' weights.
+        known: [m] the same, 0 where the token of the text is outside the vocabulary.
+        settings: which of the two, and their weights.
+    """
+    single: list[tuple[Tensor, Tensor]] = []
+    mass = constant = share = torch.zeros_like(soft)
+    if "kl" in settings.law_terms:
+        weight = settings.law_terms["kl"] * soft
+        share = weight if settings.vocabulary_loss == "full" else weight / laws.mass
+        mass = share * laws.mass
+        constant = share * (laws.entropy - laws.mass * laws.mass.log())
+    if "ce" in settings.law_terms:
+        weight = settings.law_terms["ce"] * known
+        single.append((laws.label_index.clamp_min(0), weight))
+        mass = mass + weight
+    return Goal(laws.served, share, mass, single), constant
 
 
-def _by_formula(laws: TeacherLaws, log_q: Tensor, settings: LossSettings) -> Tensor:
-    """Return the soft loss of a block [b]."""
-    if settings.kind == "tv":
+def _by_formula(name: str, laws: TeacherLaws, log_q: Tensor, settings: LossSettings) -> Tensor:
+    """Return a soft loss of a block [b]."""
+    if name == "tv":
         return tv(laws.log_served, log_q)
-    if settings.kind == "lk":
+    if name == "lk":
         return lk(laws.log_served, log_q)
     kept = laws.log_served - laws.mass.log()[:, None]
-    if settings.kind == "lk_hybrid":
+    if name == "lk_hybrid":
         return lk_hybrid(laws.log_served, log_q, kept, settings.eta)
-    loss = reverse_kl(kept, log_q)
+    loss = {"kl": kl, "reverse_kl": reverse_kl, "js": js}[name](kept, log_q)
     return laws.mass * loss if settings.vocabulary_loss == "full" else loss

@@ -2,31 +2,74 @@
 
 At step 0 a token reads earlier tokens of its document. At step j it reads the same keys and, beside
 them, the keys that it made itself at steps 1..j: the mask [causal | I | .. | I], which is what a
-cache holds while decoding. Source: EAGLE-3 (Li et al. 2025, section 3.2).
+cache holds while decoding. Memory is linear in the length: documents become rows of their own, so
+plain causality is all the mask there is, and no [T, T] matrix exists.
+Source: EAGLE-3 (Li et al. 2025, section 3.2).
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_ALIGNED = 8  # channels that fused kernels of accelerators want head widths to be a multiple of
+
+
+class Documents:
+    """The documents of a batch as rows of their own, each from its first token on.
+
+    Args:
+        document: [B, T] int64; equal values of a row belong together, -1 is padding.
+    """
+
+    def __init__(self, document: Tensor) -> None:
+        """Find where every token goes; nowhere else where each row is one document already."""
+        self.shape = document.shape
+        self.source: Tensor | None = None
+        rows, length = document.shape
+        change = torch.ones_like(document, dtype=torch.bool)
+        change[:, 1:] = document[:, 1:] != document[:, :-1]
+        padded = document < 0
+        if not bool((change[:, 1:] & ~padded[:, 1:]).any()) and not bool(padded[:, 0].any()):
+            return
+        starts = (change & ~padded).flatten().nonzero()[:, 0]
+        ends = (change | padded).flatten().nonzero()[:, 0]
+        ends = torch.cat((ends, torch.tensor([rows * length], device=ends.device)))
+        sizes = ends[torch.searchsorted(ends, starts, right=True)] - starts
+        place = torch.arange(int(sizes.max()), device=starts.device)
+        inside = place < sizes[:, None]
+        self.inside, self.source = inside, (starts[:, None] + place).where(inside, 0)
+
+    def split(self, x: Tensor) -> Tensor:
+        """Lay [B, T, ...] out as [documents, longest, ...]; what is beyond an end is never read."""
+        return x if self.source is None else x.flatten(0, 1)[self.source]
+
+    def join(self, x: Tensor) -> Tensor:
+        """Put [documents, longest, ...] back as [B, T, ...]; padding is zero."""
+        if self.source is None:
+            return x
+        flat = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[2:])
+        return flat.index_put((self.source[self.inside],), x[self.inside]).view(
+            *self.shape, *x.shape[2:]
+        )
+
 
 class UnrolledAttention:
     """The keys and values of one layer over the steps of one batch.
 
     Args:
-        visible: [B, T, T] bool; row t marks the tokens that token t reads at step 0.
+        documents: of the batch; one object serves all layers.
     """
 
-    def __init__(self, visible: Tensor) -> None:
+    def __init__(self, documents: Documents) -> None:
         """Start before step 0."""
-        self.visible = visible
+        self.documents = documents
+        self.slots: Tensor | None = None
         self.first: tuple[Tensor, Tensor] | None = None
         self.own: list[tuple[Tensor, Tensor]] = []
 
     def narrow(self, slots: Tensor) -> None:
-        """Go on with the tokens `slots` [B, T'] alone, from step 1 on."""
-        index = slots[..., None].expand(-1, -1, self.visible.shape[-1])
-        self.visible = self.visible.gather(1, index)
+        """Go on with the tokens `slots` [B, T'], all different in a row, from step 1 on."""
+        self.slots = slots
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend at the next step.
@@ -40,8 +83,9 @@ class UnrolledAttention:
             [B, T', H * hd].
         """
         if self.first is None:
-            self.first = key, value
-            return _attend(query, key, value, self.visible, query.shape[-1]).flatten(2)
+            self.first = self.documents.split(key), self.documents.split(value)
+            out = _causal(self.documents.split(query), *self.first, query.shape[-1])
+            return self.documents.join(out).flatten(2)
         self.own.append((key, value))
         return self._with_own_keys(query, *self.first)
 
@@ -50,36 +94,51 @@ class UnrolledAttention:
 
         An own key differs from token to token, which a shared list of keys cannot hold. Its score
         can: channel j of the widened queries carries it and a unit key in that channel picks it up.
-        Unit values give back the weight that the joint softmax gave it. So any fused kernel serves,
-        and no [T, T (J + 1)] matrix exists.
+        Unit values give back the weight that the joint softmax gave it. The unit keys stand before
+        all others, where causality lets every token read them, so any fused kernel serves.
         """
         steps, dim, heads = len(self.own), query.shape[-1], keys.shape[2]
+        width = steps if query.device.type == "cpu" else -(-steps // _ALIGNED) * _ALIGNED
         own_keys = torch.stack([key for key, _ in self.own], 2)
         own_values = torch.stack([value for _, value in self.own], 2)
         grouped = query.unflatten(2, (heads, -1))
         scores = torch.einsum("bthgd,btjhd->bthgj", grouped, own_keys).flatten(2, 3)
-        unit = F.pad(torch.eye(steps, dtype=keys.dtype, device=keys.device), (dim, 0))
-        unit = unit[None, :, None].expand(len(keys), steps, heads, dim + steps)
-        out = _attend(
-            torch.cat((query, scores), -1),
-            torch.cat((unit, F.pad(keys, (0, steps))), 1),
-            torch.cat((unit.to(values.dtype), F.pad(values, (0, steps))), 1),
-            F.pad(self.visible, (steps, 0), value=True),
+        wide = self._spread(torch.cat((query, F.pad(scores, (0, width - steps))), -1))
+        unit = F.pad(torch.eye(steps, width, dtype=keys.dtype, device=keys.device), (dim, 0))
+        unit = unit[None, :, None].expand(len(keys), steps, heads, dim + width)
+        out = _causal(
+            F.pad(self.documents.split(wide), (0, 0, 0, 0, steps, 0)),
+            torch.cat((unit, F.pad(keys, (0, width))), 1),
+            torch.cat((unit.to(values.dtype), F.pad(values, (0, width))), 1),
             dim,
         )
-        shared, weight = out.split((dim, steps), -1)
+        out = self._taken(self.documents.join(out[:, steps:]))
+        shared, weight = out[..., :dim], out[..., dim : dim + steps]
         weight = weight.unflatten(2, (heads, -1))
         own = torch.einsum("bthgj,btjhd->bthgd", weight, own_values)
         return (shared + own.flatten(2, 3)).flatten(2)
 
+    def _spread(self, x: Tensor) -> Tensor:
+        """Put [B, T', ...] in the places of all tokens [B, T, ...]."""
+        if self.slots is None:
+            return x
+        index = self.slots[..., None, None].expand(x.shape)
+        return x.new_zeros(*self.documents.shape, *x.shape[2:]).scatter(1, index, x)
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, dim: int) -> Tensor:
-    """Return [B, T', H, width]; scores are scaled for heads of width `dim`."""
+    def _taken(self, x: Tensor) -> Tensor:
+        """Take the tokens that go on [B, T', ...] of all [B, T, ...]."""
+        if self.slots is None:
+            return x
+        return x.gather(1, self.slots[..., None, None].expand(-1, -1, *x.shape[2:]))
+
+
+def _causal(query: Tensor, keys: Tensor, values: Tensor, dim: int) -> Tensor:
+    """Return [B, T, H, width]; scores are scaled for heads of width `dim`."""
     out = F.scaled_dot_product_attention(
         query.transpose(1, 2),
         keys.transpose(1, 2),
         values.transpose(1, 2),
-        attn_mask=visible[:, None],
+        is_causal=True,
         scale=dim**-0.5,
         enable_gqa=True,
     )

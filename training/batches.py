@@ -62,16 +62,21 @@ def pad(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Lay examples out as rows.
 
     Returns:
-        ids, label_mask, document, position [B, T]; a row's document is its number, -1 is padding.
+        ids, label_mask, document, position [B, T]; documents are numbered through all rows, -1 is
+        padding; positions start afresh with every document.
     """
     shape = len(examples), max(len(example) for example in examples)
     ids = torch.zeros(shape, dtype=torch.int64)
     label_mask = torch.zeros(shape, dtype=torch.bool)
     document = torch.full(shape, -1)
-    for row, example in enumerate(examples):
-        length = len(example)
-        ids[row, :length] = example.ids
-        label_mask[row, :length] = example.label_mask
-        document[row, :length] = row
     position = torch.arange(shape[1]).expand(shape).contiguous()
+    count = 0
+    for row, example in enumerate(examples):
+        ids[row, : len(example)] = example.ids
+        label_mask[row, : len(example)] = example.label_mask
+        start = 0
+        for length in example.documents or (len(example),):
+            document[row, start : start + length] = count
+            position[row, start : start + length] = torch.arange(length)
+            start, count = start + length, count + 1
     return ids, label_mask, document, position

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from drafters.errors import UserError
-from drafters.target import Target
+from training.messages import Refused, Unstable
 from training.options import DataSettings
+from training.reader import ChatReader
 from training.records import Record
-from training.template import Refused, Renderer, Unstable
+from training.template import Renderer
 
 _BUCKETS = 2**32
 
@@ -29,11 +30,13 @@ class Example:
         id: its name.
         ids: [n] int64.
         label_mask: [n] bool; True where the token itself is an answer's.
+        documents: lengths of the chats that lie in it one after another; empty: it is one chat.
     """
 
     id: str
     ids: Tensor
     label_mask: Tensor
+    documents: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -82,9 +85,9 @@ class Report:
 
 
 def make_examples(
-    records: Sequence[Record], target: Target, settings: DataSettings
+    records: Sequence[Record], target: ChatReader, settings: DataSettings
 ) -> tuple[list[Example], Report]:
-    """Turn records into examples.
+    """Turn records into examples; a chat that is rendered in several contexts gives several.
 
     Raises:
         UserError: an id outside the target's vocabulary, an unstable template unless those chats
@@ -96,19 +99,27 @@ def make_examples(
     for record in records:
         report.cut += record.cut
         try:
-            example, shortened = maker.make(record)
+            parts = maker.parts(record)
         except Refused as reason:
             if isinstance(reason, Unstable) and settings.unstable == "error":
                 raise UserError(
                     f"{record.where}: {reason}, so its answers would be learned in a context "
-                    "they were never given in; split the chat, or set data.unstable=drop"
+                    "they were never given in; mend the chat or the template's options, or set "
+                    "data.unstable=drop"
                 ) from None
             report.dropped[str(reason)] += 1
             continue
-        report.shortened += shortened
-        report.tokens += len(example)
-        report.supervised += example.supervised
-        examples.append(example)
+        for number, (ids, mask) in enumerate(parts, start=1):
+            name = record.id if len(parts) == 1 else f"{record.id}.{number}"
+            try:
+                example = maker.example(name, ids, mask)
+            except Refused as reason:
+                report.dropped[str(reason)] += 1
+                continue
+            report.shortened += len(ids) > len(example)
+            report.tokens += len(example)
+            report.supervised += example.supervised
+            examples.append(example)
     report.kept = len(examples)
     if not examples:
         raise UserError(f"{settings.path}: nothing to learn from: {report}")
@@ -116,37 +127,42 @@ def make_examples(
 
 
 class _Maker:
-    def __init__(self, target: Target, settings: DataSettings) -> None:
+    def __init__(self, target: ChatReader, settings: DataSettings) -> None:
         self.target, self.settings = target, settings
         self.limit = min(settings.max_length, target.shape.max_positions)
-        self.renderer: Renderer | None = None
+        self.renderer = Renderer(target.tokenizer, target.eos_ids, settings.template_options)
 
-    def make(self, record: Record) -> tuple[Example, bool]:
-        """Return a record's example and whether it was shortened, or raise Refused."""
+    def parts(self, record: Record) -> list[tuple[Tensor, Tensor]]:
+        """Return a record's ids and masks, or raise Refused."""
+        if record.refused is not None:
+            raise Refused(record.refused)
         if record.cut and self.settings.drop_cut:
             raise Refused("whose answer a length limit ended")
-        ids, mask = self._ids(record)
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.target.shape.vocab_size:
-            raise UserError(
-                f"{record.where}: ids from {int(ids.min())} to {int(ids.max())}, but the target's "
-                f"vocabulary is 0 to {self.target.shape.vocab_size - 1}: chats of another target"
-            )
+        if record.ids is not None:
+            ids = torch.tensor(record.ids, dtype=torch.int64)
+            _check_range(record.where, ids, self.target.shape.vocab_size)
+            return [(ids, torch.tensor(record.label_mask, dtype=torch.bool))]
+        if record.text is not None:
+            rendered = [self.renderer.render_text(record.text)]
+        else:
+            rendered = self.renderer.render(record.messages, record.tools)
+        return [(torch.tensor(x.ids), torch.tensor(x.mask, dtype=torch.bool)) for x in rendered]
+
+    def example(self, name: str, ids: Tensor, mask: Tensor) -> Example:
+        """Return an example cut to length, or raise Refused."""
         if not bool(mask[1:].any()):
             raise Refused("without an answer's token")
         if not bool(mask[1 : self.limit].any()):
             raise Refused(f"whose first answer starts after {self.limit} tokens")
-        example = Example(record.id, ids[: self.limit], mask[: self.limit])
-        return example, len(ids) > self.limit
+        return Example(name, ids[: self.limit], mask[: self.limit])
 
-    def _ids(self, record: Record) -> tuple[Tensor, Tensor]:
-        if record.ids is not None:
-            mask = torch.tensor(record.label_mask, dtype=torch.bool)
-            return torch.tensor(record.ids, dtype=torch.int64), mask
-        if self.renderer is None:
-            tokenizer, ends = self.target.tokenizer, self.target.eos_ids
-            self.renderer = Renderer(tokenizer, ends, self.settings.template_options)
-        ids, mask = self.renderer.render(record.messages)
-        return torch.tensor(ids, dtype=torch.int64), torch.tensor(mask, dtype=torch.bool)
+
+def _check_range(where: str, ids: Tensor, vocab_size: int) -> None:
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise UserError(
+            f"{where}: ids from {int(ids.min())} to {int(ids.max())}, but the target's "
+            f"vocabulary is 0 to {vocab_size - 1}: chats of another target"
+        )
 
 
 def split(examples: Sequence[Example], held_out: float) -> tuple[list[Example], list[Example]]:
@@ -181,5 +197,41 @@ def first_tokens(examples: Sequence[Example], limit: int | None) -> list[Example
     return chosen
 
 
+def pack(examples: Sequence[Example], length: int) -> list[Example]:
+    """Lay several chats into one example of at most `length` tokens; each stays its own document.
+
+    The longest come first and every chat goes where the least room is left, so the result depends
+    on the lengths and their order alone. A chat's first token has no law before it and is never
+    supervised.
+    """
+    bins: list[list[Example]] = []
+    rooms: list[int] = []
+    for example in sorted(examples, key=len, reverse=True):
+        fitting = [i for i, room in enumerate(rooms) if room >= len(example)]
+        if fitting:
+            chosen = min(fitting, key=rooms.__getitem__)
+            bins[chosen].append(example)
+            rooms[chosen] -= len(example)
+        else:
+            bins.append([example])
+            rooms.append(length - len(example))
+    return [_packed(group) for group in bins]
+
+
+def _packed(group: list[Example]) -> Example:
+    masks = [example.label_mask.clone() for example in group]
+    for mask in masks:
+        mask[0] = False
+    return Example(
+        group[0].id,
+        torch.cat([example.ids for example in group]),
+        torch.cat(masks),
+        tuple(len(example) for example in group),
+    )
+
+
 def _bucket(name: str) -> int:
+    # contexts of one chat ("7.1", "7.2") belong on one side
+    chat, _, part = name.rpartition(".")
+    name = chat if chat and part.isdigit() else name
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")

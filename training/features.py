@@ -75,10 +75,18 @@ class Lessons:
         """Return a lesson with float32 states."""
         lesson = self._kept.get(index)
         if lesson is None:
-            lesson = self._make([self.examples[i] for i in self.groups[index]])
+            lesson = self.make(index)
             if self.settings.keep == "memory":
                 self._kept[index] = lesson
         return _widened(lesson)
+
+    def make(self, index: int) -> Lesson:
+        """Run the target over a lesson's examples; states in the stored dtype."""
+        return self._make([self.examples[i] for i in self.groups[index]])
+
+    def lesson_of(self, examples: Sequence[Example]) -> Lesson:
+        """Return a lesson of any examples, with float32 states, as those of the groups are made."""
+        return _widened(self._make(examples))
 
     def _make(self, examples: Sequence[Example]) -> Lesson:
         stored = getattr(torch, self.settings.dtype)
@@ -122,6 +130,15 @@ def stored_bytes(
     """Return the bytes of all lessons; `width` is the number of values kept of a token."""
     padded = sum(len(group) * max(lengths[i] for i in group) for group in groups)
     return padded * width * getattr(torch, settings.dtype).itemsize
+
+
+def bytes_kept(lessons: Lessons) -> int:
+    """Return the bytes that lessons take once all of them are kept."""
+    if lessons.settings.keep != "memory":
+        return 0
+    lengths = [len(example) for example in lessons.examples]
+    width = (len(lessons.features.layers) + 1) * lessons.target.shape.hidden_size
+    return stored_bytes(lengths, lessons.groups, width, lessons.settings)
 
 
 def check_batch_fits(

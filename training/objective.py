@@ -28,6 +28,7 @@ class Objective(nn.Module):
         super().__init__()
         self.drafter, self.target, self.settings = drafter, target, settings
         self.teacher = Teacher(target, drafter.ids, settings.temperature)
+        self.progress = 0.0  # share of the run that is done, for losses that take turns
 
     def forward(self, lesson: Lesson, share: float = 1.0) -> LossSums:
         """Return the sums of one lesson, times `share`.
@@ -37,6 +38,7 @@ class Objective(nn.Module):
         """
         idle = torch.stack([p.sum() * 0 for p in self.parameters() if p.requires_grad]).sum()
         predictions = self.drafter.predict(lesson.batch, self.target)
-        sums = drafter_loss(predictions, lesson.batch, self.teacher, self.settings, lesson.summary)
+        settings = self.settings.at(self.progress)
+        sums = drafter_loss(predictions, lesson.batch, self.teacher, settings, lesson.summary)
         scaled = LossSums(*(x * share for x in sums))
         return scaled._replace(loss=scaled.loss + idle)

@@ -13,6 +13,7 @@ from omegaconf import MISSING
 from drafters.errors import UserError
 from drafters.losses import LossSettings
 
+SCHEMA_VERSION = 1
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -21,23 +22,28 @@ class DataSettings:
     """What is learned from.
 
     Args:
-        path: chats as Parquet or JSONL, or a folder of such files.
+        path: chats as Parquet, Arrow, JSON or JSONL, a folder of such files, or hub:OWNER/NAME.
+        split: part of a data set of the hub.
         max_length: tokens of a chat; what is beyond is cut off.
         held_out: share of chats, by a hash of their ids, that is only measured on.
         tokens: learn from the first chats up to so many tokens; null: from all.
         drop_cut: leave out chats whose last answer was ended by a length limit.
-        unstable: error or drop, for chats that the template does not render turn by turn.
-        template_options: passed to the chat template, for chats without ids.
+        unstable: error or drop, for chats whose answers the template does not render as given.
+        template_options: passed to the chat template; empty: as stored with the chats, which is
+            what it must equal if it is given.
+        pack: lay several chats into one row of max_length, each reading itself alone.
         batch_tokens: tokens of one batch, padding included.
     """
 
     path: str = MISSING
+    split: str = "train"
     max_length: int = 1024
     held_out: float = 0.05
     tokens: int | None = None
     drop_cut: bool = False
     unstable: str = "error"
     template_options: dict[str, Any] = field(default_factory=dict)
+    pack: bool = False
     batch_tokens: int = 1024
 
     def __post_init__(self) -> None:
@@ -68,6 +74,29 @@ class FeatureSettings:
         """Check the names."""
         _one_of("features.keep", self.keep, ("auto", "memory", "none"))
         _one_of("features.dtype", self.dtype, ("float32", "bfloat16"))
+
+
+@dataclass
+class OnPolicySettings:
+    """What a drafter that reads nothing of the target's writes itself, to be taught on.
+
+    Args:
+        share: of the batches whose answers the drafter writes anew.
+        tokens: of such an answer at most.
+        temperature: it is drawn at.
+    """
+
+    share: float = 0.0
+    tokens: int = 64
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 <= self.share <= 1:
+            raise UserError(f"on_policy.share is {self.share}: give a share from 0 to 1")
+        if self.temperature <= 0:
+            raise UserError(f"on_policy.temperature is {self.temperature}: give more than 0")
+        _at_least(1, "on_policy.tokens", self.tokens)
 
 
 @dataclass
@@ -202,9 +231,11 @@ class TrainSettings:
     """A training run.
 
     Args:
+        schema_version: of these settings; a file of another version is refused.
         target: folder or hub id of the frozen target.
         output: folder for best/ and last/ (drafters), state.safetensors (to resume), metrics.
         drafter: options of the drafter family.
+        warm_start: folder of a drafter to start from: its vocabulary, and the weights that fit.
         resume: go on from the state in `output` if there is one.
         save_times: states written in a run, evenly spread, beside those at evaluations.
         seed: of the weights' start, the data order and decoding.
@@ -213,16 +244,19 @@ class TrainSettings:
         threads: CPU threads a process; 0: the machine's cores over the processes on it.
     """
 
+    schema_version: int = SCHEMA_VERSION
     target: str = MISSING
     output: str = MISSING
     drafter: dict[str, Any] = field(default_factory=dict)
     data: DataSettings = field(default_factory=DataSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     loss: LossSettings = field(default_factory=LossSettings)
+    on_policy: OnPolicySettings = field(default_factory=OnPolicySettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    warm_start: str = ""
     resume: bool = False
     save_times: int = 10
     seed: int = 0
@@ -232,6 +266,11 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        if self.schema_version != SCHEMA_VERSION:
+            raise UserError(
+                f"schema_version is {self.schema_version}, this code reads {SCHEMA_VERSION}: "
+                "rewrite the file by --help, or use the version of the code that wrote it"
+            )
         _one_of("precision", self.precision, ("no", "bf16"))
         _one_of("target_dtype", self.target_dtype, ("float32", "bfloat16"))
         _at_least(0, "save_times", self.save_times)

@@ -22,13 +22,15 @@ from drafters.fingerprint import Fingerprint
 from drafters.registry import build_drafter
 from drafters.target import Target
 from drafters.vocab import DraftVocabulary, choose, coverage
+from drafters.warmstart import WarmStart
 from training import acceptance, tracking
 from training.batches import compose
-from training.examples import Example, first_tokens, make_examples, split
+from training.examples import Example, first_tokens, make_examples, pack, split
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
 from training.objective import Objective
-from training.options import TrainSettings
-from training.records import Record, read_records, writer_of
+from training.options import DataSettings, TrainSettings
+from training.preview import answer_counts, kept_always
+from training.records import Record, read_records, template_options_of, writer_of
 
 
 @dataclass
@@ -62,7 +64,8 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
         UserError: whatever the user can mend.
     """
     growth = acceptance.growth_of(settings.evaluate.shape)
-    records = read_records(settings.data.path)
+    settings = dataclasses.replace(settings, data=with_stored_options(settings.data))
+    records = read_records(settings.data.path, settings.data.split)
     accelerator = _accelerator(settings)
     _set_threads(settings.threads, accelerator)
     target = Target.load(
@@ -77,9 +80,15 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     training, measured = split(examples, settings.data.held_out)
     training = first_tokens(training, settings.data.tokens)
     notes = [str(report), f"{len(training)} chats to learn from, {len(measured)} held out"]
+    if settings.data.pack:
+        training = pack(training, min(settings.data.max_length, target.shape.max_positions))
+        notes.append(f"packed into {len(training)} rows")
     notes += _writer_note(settings.data.path, target)
-    notes += _choose_vocabulary(drafter, target, training, measured)
+    warm = WarmStart.read(settings.warm_start) if settings.warm_start else None
+    notes += _choose_vocabulary(drafter, target, training, measured, warm)
     drafter.init_from(target)
+    if warm is not None:
+        notes.append(warm.apply(drafter, target))
     drafter.to(accelerator.device)
     lessons, held_out = _lessons(training, measured, drafter, target, settings)
     notes.append(_size_note(drafter, lessons))
@@ -95,9 +104,29 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     )
 
 
+def with_stored_options(data: DataSettings) -> DataSettings:
+    """Return data settings with the template's options that the chats were written with.
+
+    Raises:
+        UserError: if others were given: answers would be learned in a form that they never had.
+    """
+    stored = template_options_of(data.path)
+    if stored is None or stored == data.template_options:
+        return data
+    if data.template_options:
+        raise UserError(
+            f"data.template_options is {data.template_options}, but {data.path} was written with "
+            f"{stored}: give the same or none"
+        )
+    return dataclasses.replace(data, template_options=stored)
+
+
 def _accelerator(settings: TrainSettings) -> Accelerator:
     output = Path(settings.output)
+    # left to itself, accelerate would make each of several CPU processes a run of its own
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return Accelerator(
+        cpu=several and not torch.accelerator.is_available(),
         mixed_precision=settings.precision,
         log_with=tracking.trackers_of(settings.tracking, output),
         project_config=ProjectConfiguration(str(output), str(output)),
@@ -125,29 +154,23 @@ def _choose_vocabulary(
     target: Target,
     training: Sequence[Example],
     measured: Sequence[Example],
+    warm: WarmStart | None,
 ) -> list[str]:
-    """Set the drafter's reduced vocabulary; say what it covers."""
+    """Set the drafter's reduced vocabulary, that of a warm start if it fits; say what it covers."""
     if drafter.ids is None:
         return []
-    seen = torch.cat([example.ids for example in training]).unique()
-    special = set(target.tokenizer.all_special_ids if target.tokenizer is not None else [])
-    always = set(target.eos_ids) | (special & set(seen.tolist()))
-    counts = _counts(training, target.shape.vocab_size)
-    ids = choose(counts, len(drafter.ids), always)
+    always = kept_always(target.tokenizer, set(target.eos_ids), training)
+    counts = answer_counts(training, target.shape.vocab_size)
+    known = None if warm is None else warm.ids(len(drafter.ids))
+    ids = choose(counts, len(drafter.ids), always) if known is None else known
     for module in drafter.modules():
         if isinstance(module, DraftVocabulary):
             module.keep(ids)
-    held_out = _counts(measured, target.shape.vocab_size)
+    held_out = answer_counts(measured, target.shape.vocab_size)
     return [
         f"draft vocabulary of {len(ids)} ids: {coverage(counts, ids):.2%} of the training tokens, "
         f"{coverage(held_out, ids):.2%} of the held-out ones (a ceiling on alpha)"
     ]
-
-
-def _counts(examples: Sequence[Example], vocab_size: int) -> torch.Tensor:
-    """Count the supervised tokens [V]."""
-    tokens = torch.cat([example.ids[example.label_mask] for example in examples])
-    return torch.bincount(tokens, minlength=vocab_size)
 
 
 def _lessons(
@@ -193,10 +216,12 @@ def _identity(
     for record in records:
         digest.update(record.id.encode())
         digest.update(b"" if record.ids is None else record.ids.tobytes())
-        digest.update(b"" if record.messages is None else repr(record.messages).encode())
+        said = record.messages, record.tools, record.text
+        digest.update(b"" if said == (None, None, None) else repr(said).encode())
     fingerprint = Fingerprint.of(target).to_dict()
     plain = dataclasses.asdict(settings)
     sections = ("data", "features", "loss", "optim", "seed", "precision", "target_dtype")
+    sections += ("warm_start", "on_policy")
     return {
         "drafter": method,
         "options": drafter.options(),

@@ -1,37 +1,39 @@
-"""Records: chats as files hold them, before any model is loaded.
+"""Records: chats of a source, before any model is loaded.
 
-Parquet as scripts/make_chats.py writes it (ids with their label mask), Parquet or JSONL with
-messages, one file or a folder of them. Whatever is malformed is named with its file and line.
+Chats as scripts/make_chats.py writes them (ids with their label mask), or in one of the shapes that
+training/dialects.py knows. Whatever is malformed is named with its file and line.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from drafters.errors import UserError
+from training.dialects import SHAPES, messages_of, tools_of
+from training.messages import Refused
+from training.rows import HUB, read_rows
 
-SUFFIXES = (".parquet", ".jsonl")
 MANIFEST = "manifest.json"
-_COLUMNS = ("id", "ids", "label_mask", "messages", "finish_reason")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One chat of a file.
+    """One chat of a source.
 
     Args:
         where: file and line, for messages to the user.
         id: the chat's name; decides whether it is held out.
-        ids: [n] the very ids that were generated; None: to be rendered from `messages`.
-        label_mask: [n] bool, True for the tokens of answers; None with messages.
-        messages: roles and contents, unchecked; None with ids.
+        ids: [n] the very ids that were generated; None: to be rendered.
+        label_mask: [n] bool, True for the tokens of answers; None without ids.
+        messages: roles and contents, unchecked; None with ids or text.
+        tools: what the template is given as tools.
+        text: in the template's form already; None with ids or messages.
         cut: whether the last answer was ended by a length limit.
+        refused: why it cannot be used, known from its shape alone.
     """
 
     where: str
@@ -39,16 +41,19 @@ class Record:
     ids: np.ndarray | None = None
     label_mask: np.ndarray | None = None
     messages: object = None
+    tools: object = None
+    text: str | None = None
     cut: bool = False
+    refused: str | None = None
 
 
-def read_records(path: str | Path) -> list[Record]:
-    """Read every chat of a file, or of all Parquet and JSONL files of a folder.
+def read_records(path: str | Path, split: str = "train") -> list[Record]:
+    """Read every chat of a source; see read_rows.
 
     Raises:
         UserError: nothing is there, or a line is malformed; names the file and the line.
     """
-    records = [record for file in _files(Path(path)) for record in _read(file)]
+    records = [_record(where, name, row) for where, name, row in read_rows(str(path), split)]
     if not records:
         raise UserError(f"{path}: no chats in it; make some with scripts/make_chats.py")
     return records
@@ -59,95 +64,54 @@ def writer_of(path: str | Path) -> dict[str, Any] | None:
 
     None: there is no manifest of scripts/make_chats.py beside them.
     """
+    return _made_by(path).get("target")
+
+
+def template_options_of(path: str | Path) -> dict[str, Any] | None:
+    """Return what the template was given when the chats were written; None: not known."""
+    return _made_by(path).get("sampling", {}).get("template_options")
+
+
+def _made_by(path: str | Path) -> dict[str, Any]:
+    if str(path).startswith(HUB):
+        return {}
     folder = Path(path)
     manifest = (folder if folder.is_dir() else folder.parent) / MANIFEST
     try:
-        return json.loads(manifest.read_text(encoding="utf-8"))["settings"]["target"]
+        settings = json.loads(manifest.read_text(encoding="utf-8"))["settings"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise UserError(f"data.path {path}: no such file or folder; give chats as Parquet or JSONL")
-    files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
-    if not files:
-        raise UserError(f"data.path {path}: no {' or '.join(SUFFIXES)} file in this folder")
-    if files[0].suffix not in SUFFIXES:
-        raise UserError(f"data.path {path}: give a {' or '.join(SUFFIXES)} file, or their folder")
-    return files
-
-
-def _read(file: Path) -> Iterator[Record]:
-    rows = _parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file)
-    for line, row in rows:
-        yield _record(f"{file} line {line}", f"{file.stem}-{line}", row)
-
-
-def _jsonl_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read as UTF-8 text ({error})") from error
-    for line, content in enumerate(text.split("\n"), start=1):
-        if not content.strip():
-            continue
-        try:
-            row = json.loads(content)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file} line {line}: not valid JSON ({error.msg})") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{file} line {line}: not an object with ids or messages")
-        yield line, row
-
-
-def _parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    try:
-        source = pq.ParquetFile(file)
-        columns = [name for name in _COLUMNS if name in source.schema_arrow.names]
-        line = 0
-        for batch in source.iter_batches(columns=columns):
-            values = {name: _column(batch.column(name)) for name in columns}
-            for row in range(batch.num_rows):
-                line += 1
-                yield line, {name: column[row] for name, column in values.items()}
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{file}: not readable as Parquet ({reason})") from error
-
-
-def _column(column: pa.Array) -> list[Any]:
-    """Return a column's values; lists of numbers as arrays over one buffer."""
-    kind = column.type
-    numeric = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not numeric or not _flat(kind.value_type):
-        return column.to_pylist()
-    flat = column.flatten().to_numpy(zero_copy_only=False)
-    lengths = column.value_lengths().fill_null(0).to_numpy()
-    parts = np.split(flat, np.cumsum(lengths)[:-1])
-    valid = column.is_valid().to_pylist()
-    return [part if ok else None for part, ok in zip(parts, valid, strict=True)]
-
-
-def _flat(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _record(where: str, name: str, row: Mapping[str, Any]) -> Record:
     identity = str(row.get("id") or name)
     cut = row.get("finish_reason") == "length"
-    if row.get("ids") is None:
-        if row.get("messages") is None:
-            known = ", ".join(sorted(row)) or "nothing"
-            raise UserError(f"{where}: neither ids nor messages (it has {known})")
-        return Record(where, identity, messages=row["messages"], cut=cut)
+    if row.get("ids") is not None:
+        return _written(where, identity, row, cut=cut)
+    try:
+        messages, tools = messages_of(row), tools_of(row)
+    except Refused as reason:
+        return Record(where, identity, cut=cut, refused=str(reason))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: tools are not valid JSON ({error.msg})") from error
+    if messages is not None:
+        return Record(where, identity, messages=messages, tools=tools, cut=cut)
+    if isinstance(row.get("text"), str):
+        return Record(where, identity, text=row["text"], cut=cut)
+    known = ", ".join(sorted(row)) or "nothing"
+    raise UserError(f"{where}: no chat in it (it has {known}): give {SHAPES}")
+
+
+def _written(where: str, name: str, row: Mapping[str, Any], *, cut: bool) -> Record:
+    """Return a chat that is given by the ids that were read and written."""
     if row.get("label_mask") is None:
         raise UserError(f"{where}: ids without label_mask; give both, or messages")
     ids = _array(where, "ids", row["ids"], np.integer)
     mask = _array(where, "label_mask", row["label_mask"], np.bool_)
     if len(ids) != len(mask):
         raise UserError(f"{where}: {len(ids)} ids but {len(mask)} entries of label_mask")
-    return Record(where, identity, ids, mask, cut=cut)
+    return Record(where, name, ids, mask, cut=cut)
 
 
 def _array(where: str, name: str, values: object, kind: type) -> np.ndarray:

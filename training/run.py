@@ -19,6 +19,7 @@ from drafters.base import NeuralDrafter
 from drafters.errors import UserError
 from drafters.settings import find_config, load, to_yaml
 from training import acceptance, tracking
+from training.estimate import estimate
 from training.options import TrainSettings
 from training.parts import Parts, prepare
 from training.state import STATE
@@ -133,14 +134,15 @@ def _run(parts: Parts) -> int | None:
 
 
 def _described(parts: Parts) -> str:
-    """Return the settings and the first batch, for --dry-run."""
+    """Return the settings, what the run would take, and the first batch, for --dry-run."""
     lesson = parts.lessons[0]
     rows, length = lesson.batch.ids.shape
     supervised = int(lesson.batch.label_mask[:, 1:].sum())
-    return (
-        f"{to_yaml(parts.settings)}first batch: {rows} rows of up to {length} tokens, "
-        f"{lesson.tokens} tokens, {supervised} supervised"
+    first = (
+        f"first batch: {rows} rows of up to {length} tokens, {lesson.tokens} tokens, {supervised} "
+        "supervised"
     )
+    return "\n".join([to_yaml(parts.settings).rstrip(), *estimate(parts), first])
 
 
 def _say(text: str) -> None:

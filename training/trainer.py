@@ -26,9 +26,12 @@ from inference.stats import Acceptance
 from training.batches import order_of
 from training.features import Lessons
 from training.metrics import Window, held_out_metrics, line
+from training.mishaps import Mishaps
 from training.objective import Objective
+from training.on_policy import OnPolicy
 from training.optim import make_optimizer, rate_at, set_rate
 from training.options import TrainSettings, seconds
+from training.processes import Processes
 from training.signals import StopSignals
 from training.state import STATE, Progress, load_state, save_state
 
@@ -83,8 +86,13 @@ class Trainer:
             )
             run.say(f"resuming after step {self.progress.step}")
         self.objective = accelerator.prepare_model(run.objective)
+        self.processes = Processes(accelerator)
+        self.source = OnPolicy(run.lessons, self.drafter, settings.on_policy, settings.seed)
         self.window = Window()
+        file = self.output / f"not_finite.{accelerator.process_index}.safetensors"
+        self.mishaps = Mishaps(file, run.say)
         self.stop = StopSignals()
+        self._indices: list[int] = []
         self._before = self.progress.elapsed
         self._started = time.monotonic()
         self._passed = self._milestones(self.share)
@@ -101,7 +109,7 @@ class Trainer:
             shares.append(self.progress.step / total)
         if schedule.time_budget is not None:
             # the first process's clock counts: all must stop at the same step
-            shares.append(self._agreed(self.elapsed / seconds(schedule.time_budget)))
+            shares.append(self.processes.first(self.elapsed / seconds(schedule.time_budget)))
         return min(1.0, max(shares))
 
     @property
@@ -122,7 +130,7 @@ class Trainer:
         """
         with self.stop.caught():
             share = self.share
-            while share < 1 and not self._agreed_stop():
+            while share < 1 and not self.processes.any(self.stop.received is not None):
                 self.step(share)
                 share = self.share
                 self.run.tick(share)
@@ -135,20 +143,34 @@ class Trainer:
         """Make one optimizer step at this share of the run."""
         started = time.monotonic()
         rate = set_rate(self.optimizer, rate_at(share, self.settings.schedule))
+        self.run.objective.progress = share
         order = order_of(len(self.run.lessons), self.settings.seed, self.progress.epoch)
         total, tokens = self._accumulate(order)
         norm = self._finish_gradients(total[1].sum())
-        finite = bool(torch.isfinite(norm)) and bool(total[1].sum() > 0)
-        if finite:
-            self.optimizer.step()
-        else:
-            self.progress.skipped += 1
+        made = self._update(total, norm)
         self.optimizer.zero_grad(set_to_none=True)
-        self.window.add(total if finite else None, tokens, time.monotonic() - started, rate)
+        self.window.add(total if made else None, tokens, time.monotonic() - started, rate)
         self.progress.step += 1
         self.progress.place += self._group
         if self.progress.place >= len(order):
             self.progress.epoch, self.progress.place = self.progress.epoch + 1, 0
+
+    def _update(self, total: Tensor, norm: Tensor) -> bool:
+        """Update the weights unless there is nothing to learn, or nothing finite to learn it by."""
+        if not (bool(total[1].sum() > 0) and bool(total[4].sum() > 0)):
+            self.progress.skipped += 1
+            return False
+        loss = total[0].sum()
+        if bool(torch.isfinite(loss)) and bool(torch.isfinite(norm)):
+            self.optimizer.step()
+            self.mishaps.good()
+            return True
+        self.progress.skipped += 1
+        if self.mishaps.bad(self.progress.step + 1, float(loss), float(norm)):
+            self.save()
+            step = self.progress.step
+            self.mishaps.end([self.source.lesson(index, step) for index in self._indices])
+        return False
 
     def evaluate(self) -> dict[str, float]:
         """Measure on held-out chats, publish the drafter if its tau is the best so far.
@@ -199,7 +221,7 @@ class Trainer:
         total: Tensor | None = None
         tokens = 0
         for number, place in enumerate(places, start=1):
-            lesson = self.run.lessons[order[place % len(order)]]
+            lesson = self.source.lesson(order[place % len(order)], self.progress.step)
             share = 1.0 if place < len(order) else 0.0
             last = number == len(places)
             with nullcontext() if last else accelerator.no_sync(self.objective):
@@ -208,9 +230,10 @@ class Trainer:
             part = torch.stack([x.detach() for x in sums])
             total = part if total is None else total + part
             tokens += lesson.tokens if share else 0
+        self._indices = [order[place] for place in places if place < len(order)]
         assert total is not None
         counts = torch.tensor(float(tokens), device=total.device)
-        total, counts = self._summed(total), self._summed(counts)
+        total, counts = self.processes.summed(total), self.processes.summed(counts)
         return total, int(counts)
 
     def _loss(self, sums: LossSums) -> Tensor:
@@ -282,21 +305,3 @@ class Trainer:
     def _publish(self, name: str, metrics: dict[str, float]) -> None:
         about = {**self.run.identity, "step": self.progress.step, "metrics": metrics}
         save_drafter(self.drafter, self.output / name, self.target, about)
-
-    def _summed(self, value: Tensor) -> Tensor:
-        reduced: Any = self.accelerator.reduce(value, "sum")
-        return reduced
-
-    def _agreed(self, value: float) -> float:
-        """Return the first process's value on all of them."""
-        mine = value if self.accelerator.is_main_process else 0.0
-        if self.accelerator.num_processes == 1:
-            return mine
-        return float(self._summed(torch.tensor(mine, device=self.accelerator.device)))
-
-    def _agreed_stop(self) -> bool:
-        """Tell whether any process was told to stop."""
-        asked = float(self.stop.received is not None)
-        if self.accelerator.num_processes == 1:
-            return bool(asked)
-        return bool(self._summed(torch.tensor(asked, device=self.accelerator.device)))

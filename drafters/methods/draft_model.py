@@ -6,13 +6,13 @@ next. A context shorter than the target's ends the drafting of a row, not the ro
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import Placement
+from drafters.cache import KVCache, Placement
 from drafters.errors import UserError
 from drafters.frontier import Frontier, FrontierCells
 from drafters.growth import Growth
@@ -88,7 +88,9 @@ class DraftModel:
             UserError: if the vocabularies differ.
         """
         self.check(target)
-        return ModelSession(self.model, target, growth, rows, capacity)
+        model, wanted = WholeModel(self.model, target.shape.vocab_size), target.shape.vocab_size
+        ids = None if model.width == wanted else torch.arange(model.width, device=model.device)
+        return ModelSession(model, ids, growth, rows, capacity)
 
 
 def _check_vocabulary(model: Target, target: Target) -> None:
@@ -117,30 +119,67 @@ def _strings(tokenizer: Any) -> list[str]:
     return tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
 
 
+class Decodes(Protocol):
+    """A causal LM as its session sees it."""
+
+    shape: TargetShape
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def new_cache(self, rows: int, capacity: int) -> KVCache:
+        """Return an empty cache."""
+        ...
+
+    def decode(
+        self, tokens: Tensor, placement: Placement, cache: KVCache, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Run M placed tokens and return logits [m, width] of all, or of the wanted ones."""
+        ...
+
+
+class WholeModel:
+    """A causal LM held as targets are; padding of its table beyond the target's is cut."""
+
+    def __init__(self, model: Target, vocab_size: int) -> None:
+        """Keep the model."""
+        self.model, self.shape = model, model.shape
+        self.dtype, self.device = model.dtype, model.device
+        self.width = min(vocab_size, model.shape.vocab_size)
+
+    def new_cache(self, rows: int, capacity: int) -> KVCache:
+        """Return an empty cache."""
+        return self.model.new_cache(rows, capacity)
+
+    def decode(
+        self, tokens: Tensor, placement: Placement, cache: KVCache, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Run M placed tokens and return logits [m, width] of all, or of the wanted ones."""
+        logits, _, _ = self.model.forward(tokens, placement, cache, Features(), wanted)
+        return logits[:, : self.width]
+
+
 class ModelSession(CachedSession):
     """Rows that one causal LM drafts for.
 
     Args:
         model: the causal LM.
-        target: whose rows; only the size of its vocabulary is read.
+        ids: [width] the tokens that its logits stand for; None: the target's own.
         growth: the shape of the trees.
         rows: batch size.
         capacity: tokens a row may hold.
     """
 
     def __init__(
-        self, model: Target, target: Target, growth: Growth, rows: int, capacity: int
+        self, model: Decodes, ids: Tensor | None, growth: Growth, rows: int, capacity: int
     ) -> None:
-        """Allocate the cache; embeddings padded to another size are cut to the shorter one."""
+        """Allocate the cache."""
         # the deepest guess that is fed lies depth - 2 positions behind the last final token
         reach = model.shape.max_positions - growth.depth + 1
         room = max(0, min(capacity, reach))
         super().__init__(Features(), growth, model.new_cache(rows, room + growth.cells), room)
-        self.model = model
-        wanted = target.shape.vocab_size
-        self.size = min(wanted, model.shape.vocab_size)
-        self.ids = None if self.size == wanted else torch.arange(self.size, device=model.device)
-        self.laws = torch.zeros(rows, self.size, dtype=model.dtype, device=model.device)
+        self.model, self.ids = model, ids
+        self.laws = torch.zeros(rows, model.width, dtype=model.dtype, device=model.device)
 
     def final(self, commit: Commit) -> Final:
         """Take the new root too; the old one was taken with its own commit."""
@@ -149,10 +188,7 @@ class ModelSession(CachedSession):
 
     def encode(self, final: Final, placement: Placement, ends: Tensor, rows: list[int]) -> None:
         """Run final tokens; keep each row's law of the token after its root."""
-        logits, _, _ = self.model.forward(
-            final.tokens, placement, self.cache, self.features, wanted=ends
-        )
-        self.laws[rows] = logits[:, : self.size]
+        self.laws[rows] = self.model.decode(final.tokens, placement, self.cache, ends)
 
     def guesser(self, rows: list[int]) -> "ModelGuesser":
         """Start a round for these rows."""
@@ -175,7 +211,5 @@ class ModelGuesser:
         """Return the logits [R, F, K] of the token after each node."""
         session = self.session
         placement = self.cells.place(frontier)
-        logits, _, _ = session.model.forward(
-            frontier.tokens.flatten(), placement, session.cache, session.features
-        )
-        return logits[:, : session.size].view(*frontier.tokens.shape, -1)
+        logits = session.model.decode(frontier.tokens.flatten(), placement, session.cache)
+        return logits.view(*frontier.tokens.shape, -1)

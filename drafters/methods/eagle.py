@@ -36,8 +36,7 @@ from drafters.recurrent import RecurrentSession
 from drafters.registry import register
 from drafters.shape import TargetShape
 from drafters.target import Target
-from drafters.tree import causal
-from drafters.unrolled import UnrolledAttention
+from drafters.unrolled import Documents, UnrolledAttention
 from drafters.vocab import DraftVocabulary
 
 Start = Literal["target", "random"]
@@ -234,10 +233,9 @@ class EagleDrafter(NeuralDrafter):
             raise ValueError(f"{self.name} reads layers {self.features.layers}: batch.taps is None")
         rows, length = batch.ids.shape
         parts = self.parts()
-        same = batch.document[:, :, None] == batch.document[:, None, :]
-        visible = same & causal(length).to(same.device)
-        attention = [UnrolledAttention(visible) for _ in self.layers]
-        slots = torch.arange(length, device=same.device).expand(rows, length)
+        documents = Documents(batch.document)
+        attention = [UnrolledAttention(documents) for _ in self.layers]
+        slots = torch.arange(length, device=batch.ids.device).expand(rows, length)
         taps = batch.taps.to(self.fusion.weight.dtype)
         state = parts.fuse(taps).to(taps.dtype)  # the residual stream stays exact under autocast
         predictions = []

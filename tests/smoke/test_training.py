@@ -1,7 +1,6 @@
 """The training commands: their mistakes in one line, and whole runs as subprocesses."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 
 from drafters import Target, load_drafter
 from drafters.base import NeuralDrafter
+from drafters.checkpoint import save_drafter
 from drafters.errors import UserError
 from drafters.settings import load
 from inference import generate
@@ -97,6 +97,9 @@ def refused(
         (["data.max_length=3"], "nothing to learn from"),
         (["optim.lr_scale={norm: 0, head: 0, fusion: 0, layers: 0}"], "freezes all parameters"),
         (["optim.lr_scale={tail: 1.0}"], "no parameter's name starts so"),
+        (["schema_version=2"], "schema_version is 2, this code reads 1"),
+        (["warm_start=/nowhere"], "warm_start /nowhere: not a folder that training wrote"),
+        (["loss.mix={mse: 1}"], "loss.mix is 'mse'"),
         (["tracking.trackers=[paper]"], "tracking.trackers is 'paper'"),
     ],
 )
@@ -161,6 +164,30 @@ def test_a_run_in_this_process(
     assert [x["step"] for x in metrics if "tau" in x] == [4, 8]
 
 
+def test_a_warm_start_is_not_a_resume(place: Path, tmp_path: Path) -> None:
+    """Weights and vocabulary are taken over where they fit; the rest starts afresh and is named."""
+    config = ROOT / "configs" / "smoke" / "eagle.yaml"
+    given = settings(place, tmp_path / "out")
+    first = prepare("eagle", load(TrainSettings, [config], given)).objective.drafter
+    torch.nn.init.normal_(first.fusion.weight)
+    folder = save_drafter(first, tmp_path / "drafter", Target.load(place / "target"))
+    other = [*given, f"warm_start={folder}", "data.tokens=100"]  # would choose other ids
+    parts = prepare("eagle", load(TrainSettings, [config], other))
+    drafter = parts.objective.drafter
+    assert torch.equal(drafter.ids, first.ids)
+    for name, value in first.named_parameters():
+        assert torch.equal(dict(drafter.named_parameters())[name], value)
+    (line,) = [note for note in parts.notes if "warm start" in note]
+    assert "not a resume: 10 of 10 tensors taken; optimizer, schedule and data order" in line
+    smaller = prepare(
+        "eagle", load(TrainSettings, [config], [*other, "drafter.draft_vocab_size=64"])
+    )
+    (line,) = [note for note in smaller.notes if "warm start" in note]
+    assert "9 of 10 tensors taken, not head.weight;" in line
+    with pytest.raises(UserError, match="nothing in this eagle fits a medusa"):
+        prepare("medusa", load(TrainSettings, [], [*given, f"warm_start={folder}", "threads=1"]))
+
+
 def test_dry_run_writes_nothing(
     place: Path,
     tmp_path: Path,
@@ -175,18 +202,21 @@ def test_dry_run_writes_nothing(
     told = capsys.readouterr()
     assert "batch_tokens: 256" in told.out
     assert "first batch:" in told.out
+    assert "parameters: " in told.out
+    assert "memory from below: " in told.out
+    assert "the schedule makes about 8 steps" in told.out
     assert "trainable parameters" in told.err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["eagle", "medusa"])
+@pytest.mark.parametrize("family", ["eagle", "medusa", "draft_model"])
 def test_the_command_trains(place: Path, tmp_path: Path, family: str) -> None:
     assert train(family, place, tmp_path / "out") == str(tmp_path / "out" / "best")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["eagle3", "medusa"])
+@pytest.mark.parametrize("config", ["eagle3", "medusa", "draft_model"])
 def test_the_project_s_own_configs_are_valid(place: Path, tmp_path: Path, config: str) -> None:
     script = ROOT / "training" / f"train_{'eagle' if config == 'eagle3' else config}.py"
     file = f"configs/drafters/{config}.yaml"
@@ -203,26 +233,30 @@ def test_help_shows_the_defaults() -> None:
 
 @pytest.mark.slow
 def test_two_processes_make_the_steps_of_two_batches(place: Path, tmp_path: Path) -> None:
+    """Two processes of `accelerate launch` on the CPU (gloo) equal one that accumulates two."""
     config = ROOT / "configs" / "smoke" / "eagle.yaml"
     script = ROOT / "training" / "train_eagle.py"
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
-    launch += [str(ROOT / "configs" / "accelerate" / "cpu.yaml")]
-    one = settings(place, tmp_path / "one", "optim.accumulate=2")
-    run(*launch, script, "--config", config, *one)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    environment = dict(os.environ, ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
-    two = [*torchrun, script, "--config", config, *settings(place, tmp_path / "two")]
-    done = subprocess.run(
-        [str(x) for x in two], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    more = ("tracking.every=1", "evaluate.times=1")
+    for name, file, count in (("one", "cpu", 1), ("two", "cpus", 2)):
+        start = [*launch, ROOT / "configs" / "accelerate" / f"{file}.yaml"]
+        start += ["--num_processes", str(count)]
+        given = settings(place, tmp_path / name, f"optim.accumulate={3 - count}", *more)
+        run(*start, script, "--config", config, *given)
+    lines = [
+        [json.loads(x) for x in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    losses = [[x["train/loss"] for x in side if "train/loss" in x] for side in lines]
+    assert len(losses[0]) == 8
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
     first, second = (load_file(tmp_path / x / "last" / "model.safetensors") for x in ("one", "two"))
     for key, value in first.items():
         torch.testing.assert_close(second[key], value, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_killed_run_goes_on(place: Path, tmp_path: Path, kind: signal.Signals) -> None:
     more = ("schedule.steps=40", "save_times=40", "evaluate.times=1")
     train("medusa", place, tmp_path / "straight", *more)
@@ -237,7 +271,7 @@ def test_a_killed_run_goes_on(place: Path, tmp_path: Path, kind: signal.Signals)
         time.sleep(0.01)
     broken.send_signal(kind)
     broken.communicate(timeout=60)
-    assert broken.returncode in (-9, 143, 0)  # 0: it was done before the signal came
+    assert broken.returncode in (-9, 130, 143, 0)  # 0: it was done before the signal came
     assert load_drafter(output / "last", Target.load(place / "target"))
     train("medusa", place, output, *more, "resume=true")
     first, second = (

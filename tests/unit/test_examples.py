@@ -11,33 +11,15 @@ import torch
 from drafters.errors import UserError
 from drafters.target import Target
 from tests.folders import TEMPLATE, tiny_tokenizer
+from tests.templates import TAGGED, THINKING, answers, renderer
 from tests.tiny import tiny_model
 from training.batches import compose, order_of, pad
 from training.examples import Example, first_tokens, make_examples, split
+from training.messages import Refused
 from training.options import DataSettings
 from training.records import read_records, writer_of
 from training.shards import SCHEMA
-from training.template import Refused, Renderer, Unstable
 
-TAGGED = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}"
-    "{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# Qwen-like: answers of earlier turns lose what they thought.
-FORGETFUL = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if loop.last %}{{ message['content'] }}"
-    "{% else %}{{ message['content'].split('</think>')[-1] }}{% endif %}"
-    "{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# The empty thought is part of the opening when thinking is off.
-THINKING = TEMPLATE.replace(
-    "{{ '<|im_start|>assistant\n' }}",
-    "{{ '<|im_start|>assistant\n' }}{% if not enable_thinking %}{{ '<think></think>' }}{% endif %}",
-)
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
 TURNS = [*CHAT, {"role": "user", "content": "More"}, {"role": "assistant", "content": "the end"}]
 
@@ -46,24 +28,6 @@ TURNS = [*CHAT, {"role": "user", "content": "More"}, {"role": "assistant", "cont
 def target() -> Target:
     sizes = {"vocab_size": 265, "num_hidden_layers": 2, "eos_token_id": 2}
     return Target(tiny_model(**sizes), tiny_tokenizer())
-
-
-def renderer(template: str = TEMPLATE, **options: object) -> Renderer:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = template
-    return Renderer(tokenizer, frozenset({2}), options)
-
-
-def answers(ids: list[int], mask: list[bool]) -> list[str]:
-    """Decode every unbroken run of supervised tokens."""
-    texts, run = [], []
-    for token, inside in zip([*ids, 0], [*mask, False], strict=True):
-        if inside:
-            run.append(token)
-        elif run:
-            texts.append(tiny_tokenizer().decode(run))
-            run = []
-    return texts
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -77,42 +41,10 @@ def settings(path: Path, **changes: object) -> DataSettings:
 
 @pytest.mark.parametrize("template", [TEMPLATE, TAGGED])
 def test_an_answer_is_supervised_with_its_ending_token_and_no_further(template: str) -> None:
-    ids, mask = renderer(template).render(TURNS)
-    assert answers(ids, mask) == ["Hello!<|im_end|>", "the end<|im_end|>"]
-    assert len(ids) == len(mask)
-    assert ids == renderer(TEMPLATE).render(TURNS)[0]
-
-
-def test_template_options_are_those_of_the_generation() -> None:
-    # case A21: the answer begins where the opening that was generated from ends
-    chat = [CHAT[0], {"role": "assistant", "content": "<think></think>Hello!"}]
-    ids, mask = renderer(THINKING, enable_thinking=False).render(chat)
-    assert answers(ids, mask) == ["Hello!<|im_end|>"]
-    ids, mask = renderer(THINKING, enable_thinking=True).render(chat)
-    assert answers(ids, mask) == ["<think></think>Hello!<|im_end|>"]
-
-
-def test_a_template_that_rewrites_history_is_refused() -> None:
-    # case A23
-    thoughtful = [
-        {"role": "user", "content": "q1"},
-        {"role": "assistant", "content": "<think>a</think>one"},
-        {"role": "user", "content": "q2"},
-        {"role": "assistant", "content": "<think>b</think>two"},
-    ]
-    with pytest.raises(Unstable, match="message 2"):
-        renderer(FORGETFUL).render(thoughtful)
-    ids, mask = renderer(FORGETFUL).render(thoughtful[:2])
-    assert answers(ids, mask) == ["<think>a</think>one<|im_end|>"]
-
-
-def test_tools_are_refused_never_left_out() -> None:
-    # case A24
-    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
-    result = {"role": "tool", "content": "4"}
-    for chat in ([CHAT[0], call], [CHAT[0], result, CHAT[1]]):
-        with pytest.raises(Refused, match="tool"):
-            renderer().render(chat)
+    (found,) = renderer(template).render(TURNS)
+    assert answers(*found) == ["Hello!<|im_end|>", "the end<|im_end|>"]
+    assert len(found.ids) == len(found.mask)
+    assert found == renderer(TEMPLATE).render(TURNS)[0]
 
 
 @pytest.mark.parametrize(
@@ -129,45 +61,7 @@ def test_a_chat_that_opens_with_an_answer_is_refused() -> None:
         renderer().render(CHAT[1:])
 
 
-def test_an_answer_that_a_limit_ended_gets_no_ending_token(tmp_path: Path, target: Target) -> None:
-    # case A26: ids are taken as they were generated
-    row = {"id": "a", "ids": [1, 9, 2, 1, 8, 7, 6], "label_mask": [False] * 4 + [True] * 3}
-    file = tmp_path / "chats.parquet"
-    pq.write_table(pa.Table.from_pylist([{**row, "finish_reason": "length"}]), file)
-    records = read_records(file)
-    examples, report = make_examples(records, target, settings(file))
-    assert examples[0].ids.tolist() == row["ids"]
-    assert examples[0].label_mask.tolist() == row["label_mask"]
-    assert (report.cut, report.kept) == (1, 1)
-    with pytest.raises(UserError, match=r"nothing to learn from.*1 whose answer a length limit"):
-        make_examples(records, target, settings(file, drop_cut=True))
-
-
-@pytest.mark.parametrize("template", [TEMPLATE, TAGGED])
-@pytest.mark.parametrize("limit", range(10, 60, 7))
-def test_ids_and_mask_are_cut_at_the_same_place(
-    tmp_path: Path, target: Target, template: str, limit: int
-) -> None:
-    # case A25, at every kind of place
-    whole, mask = renderer(template).render(TURNS)
-    file = write(tmp_path / "chats.jsonl", {"messages": TURNS})
-    target.tokenizer.chat_template = template
-    try:
-        kept = settings(file, max_length=limit)
-        if not any(mask[1:limit]):
-            with pytest.raises(UserError, match=f"starts after {limit} tokens"):
-                make_examples(read_records(file), target, kept)
-            return
-        examples, report = make_examples(read_records(file), target, kept)
-    finally:
-        target.tokenizer.chat_template = TEMPLATE
-    assert examples[0].ids.tolist() == whole[:limit]
-    assert examples[0].label_mask.tolist() == mask[:limit]
-    assert report.shortened == (len(whole) > limit)
-
-
-def test_chats_that_teach_nothing_are_dropped_and_counted(tmp_path: Path, target: Target) -> None:
-    # cases A22 and A27: a chat without an answer, and an answer without a token
+def test_chats_that_are_refused_are_counted(tmp_path: Path, target: Target) -> None:
     silent = {"ids": [5, 6, 7], "label_mask": [False] * 3}
     first = {"ids": [5, 6, 7], "label_mask": [True, False, False]}  # no law before it
     file = write(
@@ -175,28 +69,25 @@ def test_chats_that_teach_nothing_are_dropped_and_counted(tmp_path: Path, target
     )
     examples, report = make_examples(read_records(file), target, settings(file))
     assert (report.read, report.kept) == (4, 1)
-    assert report.dropped == {"without an answer's token": 3}
-    assert "dropped: 3 without an answer's token" in str(report)
+    assert report.dropped == {"without an answer's token": 2, "without an answer": 1}
+    assert "dropped: 2 without an answer's token; 1 without an answer" in str(report)
     assert examples[0].supervised == len("Hello!") + 1
-    only = write(tmp_path / "only.jsonl", silent, first)
-    with pytest.raises(UserError, match=r"2 chats read, 0 kept.*dropped: 2 without an answer"):
-        make_examples(read_records(only), target, settings(only))
 
 
 def test_an_unstable_chat_stops_the_run_unless_it_may_be_dropped(
     tmp_path: Path, target: Target
 ) -> None:
-    thoughtful = [
-        *CHAT[:1],
-        {"role": "assistant", "content": "<think>a</think>one"},
-        *TURNS[2:],
-    ]
-    file = write(tmp_path / "chats.jsonl", {"messages": CHAT}, {"messages": thoughtful})
-    target.tokenizer.chat_template = FORGETFUL
+    # the template opens an answer with what it then leaves out of a message
+    file = write(tmp_path / "chats.jsonl", {"messages": CHAT})
+    thinking = [CHAT[0], {"role": "assistant", "content": "<think></think>Hello!"}]
+    write(file, {"messages": thinking}, {"messages": CHAT})
+    target.tokenizer.chat_template = THINKING
+    off = {"template_options": {"enable_thinking": False}}
     try:
         with pytest.raises(UserError, match=r"chats\.jsonl line 2: .*data\.unstable=drop"):
-            make_examples(read_records(file), target, settings(file))
-        _, report = make_examples(read_records(file), target, settings(file, unstable="drop"))
+            make_examples(read_records(file), target, settings(file, **off))
+        dropping = settings(file, unstable="drop", **off)
+        _, report = make_examples(read_records(file), target, dropping)
     finally:
         target.tokenizer.chat_template = TEMPLATE
     assert report.kept == 1
@@ -216,8 +107,8 @@ def test_messages_need_a_template(tmp_path: Path) -> None:
         (['{"ids": [1, 2}'], "line 1: not valid JSON"),
         ([{"messages": CHAT}, "[1]"], "line 2: not an object"),
         (
-            [{"messages": CHAT}, "", {"text": "x"}],
-            r"line 3: neither ids nor messages \(it has text",
+            [{"messages": CHAT}, "", {"words": "x"}],
+            r"line 3: no chat in it \(it has words\): give ids with label_mask, messages",
         ),
         ([{"ids": [1, 2]}], "line 1: ids without label_mask"),
         ([{"ids": [1, 2], "label_mask": [True]}], "line 1: 2 ids but 1 entries"),
@@ -236,9 +127,9 @@ def test_a_malformed_file_is_named_with_its_line(
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         read_records(tmp_path / "nowhere.parquet")
-    with pytest.raises(UserError, match=r"no \.parquet or \.jsonl file"):
+    with pytest.raises(UserError, match=r"no \.parquet or \.arrow or \.jsonl"):
         read_records(tmp_path)
-    with pytest.raises(UserError, match=r"give a \.parquet or \.jsonl file"):
+    with pytest.raises(UserError, match=r"give a \.parquet or \.arrow or \.jsonl"):
         read_records(write(tmp_path / "chats.txt", "Hi"))
     with pytest.raises(UserError, match="not readable as Parquet"):
         read_records(write(tmp_path / "chats.parquet", "Hi"))

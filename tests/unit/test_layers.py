@@ -26,7 +26,7 @@ BANNED = {
     "training": {"argparse", "click"},
 }
 # Method names that are also everyday words: only a string that is the whole name counts.
-EVERYDAY = {"suffix", "lookahead", "hybrid", "draft_model"}
+EVERYDAY = {"suffix", "lookahead", "hybrid", "draft_model", "standalone"}
 # The baseline that every measurement compares with, and a value of many options.
 BASELINE = "none"
 

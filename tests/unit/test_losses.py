@@ -1,6 +1,7 @@
 """Losses per position in exact fractions, and their sums over a batch against plain formulas."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from drafters import losses
 from drafters.base import Batch, Features, Prediction
+from drafters.depths import depth_weights, dpace
 from drafters.errors import UserError
 from drafters.losses import LossSettings, LossSums, drafter_loss
 from drafters.target import Target
@@ -16,8 +18,9 @@ from tests.tiny import tiny_target
 
 P = torch.tensor([[1 / 2, 1 / 3, 1 / 6]])
 Q = torch.tensor([[1 / 4, 1 / 4, 1 / 2]])
-LAW_KINDS = ("kl", "reverse_kl")
-KINDS = ("kl", "reverse_kl", "tv", "lk", "lk_hybrid", "ce")
+LISTS = ([1 / 2, 1 / 3, 1 / 6], [1 / 4, 1 / 4, 1 / 2])
+LAW_KINDS = ("kl", "reverse_kl", "js")
+KINDS = ("kl", "reverse_kl", "js", "tv", "lk", "lk_hybrid", "ce")
 
 
 def value(loss: Tensor) -> float:
@@ -30,6 +33,9 @@ def test_losses_of_two_laws_worked_by_hand() -> None:
     backward = math.log(1 / 2) / 4 + math.log(3 / 4) / 4 + math.log(3) / 2
     assert value(losses.kl(p, q)) == pytest.approx(forward)
     assert value(losses.reverse_kl(p, q)) == pytest.approx(backward)
+    middle = [3 / 8, 7 / 24, 1 / 3]
+    halves = [sum(x * math.log(x / m) for x, m in zip(t, middle, strict=True)) / 2 for t in LISTS]
+    assert value(losses.js(p, q)) == pytest.approx(sum(halves))
     assert value(losses.overlap(p, q)) == pytest.approx(2 / 3)  # 1/4 + 1/4 + 1/6
     assert value(losses.tv(p, q)) == pytest.approx(1 / 3)
     assert value(losses.lk(p, q)) == pytest.approx(math.log(3 / 2))
@@ -39,9 +45,22 @@ def test_losses_of_two_laws_worked_by_hand() -> None:
     assert value(losses.ce(q, torch.tensor([2]))) == pytest.approx(math.log(2))
 
 
-@pytest.mark.parametrize("name", ["kl", "reverse_kl", "tv", "lk"])
+@pytest.mark.parametrize("name", ["kl", "reverse_kl", "js", "tv", "lk"])
 def test_a_loss_is_zero_when_the_laws_are_equal(name: str) -> None:
     assert value(getattr(losses, name)(P.log(), P.log())) == pytest.approx(0, abs=1e-6)
+
+
+def test_js_is_at_most_log_two() -> None:
+    p, q = torch.tensor([[1.0, 0.0]]).log(), torch.tensor([[1e-9, 1 - 1e-9]]).log()
+    assert value(losses.js(p, q)) == pytest.approx(math.log(2))
+
+
+def test_losses_beside_the_law_worked_by_hand() -> None:
+    hidden, wanted = torch.tensor([[0.5, 3.0]]), torch.tensor([[0.0, 1.0]])
+    assert value(losses.feature(hidden, wanted)) == pytest.approx((0.125 + 1.5) / 2)
+    logit, alpha = torch.tensor([math.log(3)]), torch.tensor([0.25])  # sigmoid: 3/4
+    wanted_bce = -(0.25 * math.log(0.75) + 0.75 * math.log(0.25))
+    assert value(losses.confidence(logit, alpha)) == pytest.approx(wanted_bce)
 
 
 def test_a_law_with_zeros_gives_no_nan() -> None:
@@ -109,6 +128,11 @@ def guesses(
     return logits, predictions
 
 
+def jensen(p: Tensor, q: Tensor) -> Tensor:
+    middle = (p + q) / 2
+    return ((p * (p / middle).log()).sum() + (q * (q / middle).log()).sum()) / 2
+
+
 def plain_loss(
     batch: Batch, target: Target, logits: Tensor, ids: Tensor, settings: LossSettings
 ) -> LossSums:
@@ -135,6 +159,7 @@ def plain_loss(
             loss = {
                 "kl": kl,
                 "reverse_kl": (q * (q / kept).log()).sum(),
+                "js": jensen(kept, q),
                 "tv": 1 - alpha,
                 "lk": -alpha.log(),
                 "lk_hybrid": lam * kl + (1 - lam) * (1 - alpha),
@@ -322,6 +347,12 @@ def test_nothing_supervised_gives_zeros(target: Target) -> None:
     ("changes", "name"),
     [
         ({"kind": "mse"}, "loss.kind"),
+        ({"mix": {"mse": 1.0}}, "loss.mix"),
+        ({"mix": {"kl": 0.0}}, "loss.mix gives kl"),
+        ({"then": "mse"}, "loss.then"),
+        ({"then_from": 2.0}, "loss.then_from"),
+        ({"depth_weights": "flat"}, "loss.depth_weights"),
+        ({"denominator": "rows"}, "loss.denominator"),
         ({"vocabulary_loss": "drop"}, "loss.vocabulary_loss"),
         ({"hard": 1.5}, "loss.hard"),
         ({"temperature": 0.0}, "loss.temperature"),
@@ -332,3 +363,110 @@ def test_nothing_supervised_gives_zeros(target: Target) -> None:
 def test_wrong_settings_are_refused(changes: dict[str, object], name: str) -> None:
     with pytest.raises(UserError, match=name):
         LossSettings(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mix", [{"kl": 0.5, "ce": 2.0}, {"tv": 0.9, "ce": 0.1, "kl": 0.3}])
+def test_a_mix_is_the_weighted_sum_of_its_losses(target: Target, mix: dict[str, float]) -> None:
+    batch = rows_of(target, (9, 6), 9)
+    logits, predictions = guesses(batch, len(KEPT))
+    teacher = Teacher(target, KEPT)
+
+    def found(**changes: object) -> tuple[Tensor, Tensor]:
+        sums = drafter_loss(predictions, batch, teacher, LossSettings(chunk=5, **changes))  # type: ignore[arg-type]
+        return sums.loss, torch.autograd.grad(sums.loss.sum(), logits)[0]
+
+    parts = [(weight, found(kind=name)) for name, weight in mix.items()]
+    mixed = found(mix=mix)
+    for index in range(2):
+        wanted = sum(weight * part[index] for weight, part in parts)
+        torch.testing.assert_close(mixed[index], wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [0, 1000])
+def test_what_is_predicted_beside_the_law_is_learned(target: Target, budget: int) -> None:
+    batch = rows_of(target, (9, 6), 9)
+    _, (prediction, _) = guesses(batch, len(KEPT))
+    count = len(prediction.positions)
+    hidden = torch.randn(count, 64, requires_grad=True)
+    logit = torch.randn(count, requires_grad=True)
+    whole = replace(prediction, auxiliary={"hidden": hidden, "confidence": logit})
+    teacher = Teacher(target, KEPT)
+    mix = {"kl": 1.0, "feature": 0.5, "confidence": 2.0}
+    settings = LossSettings(mix=mix, chunk=4, keep_logits_mb=budget)
+    sums = drafter_loss([whole], batch, teacher, settings)
+    here = taught(batch)[prediction.positions]
+    plain = drafter_loss([prediction], batch, teacher, LossSettings(chunk=4))
+    laws = teacher.laws(batch, summarise(batch, target, 1.0, 9), prediction.positions[here])
+    every = prediction.logits(slice(0, count))[here]
+    alpha = torch.minimum(laws.plain, every.softmax(-1)).sum(-1).detach()
+    wanted = plain.loss.sum()
+    last = batch.last.flatten(0, 1)[prediction.positions[here]]
+    wanted = wanted + 0.5 * losses.feature(hidden[here], last).sum()
+    wanted = wanted + 2.0 * losses.confidence(logit[here], alpha).sum()
+    torch.testing.assert_close(sums.loss.sum(), wanted, atol=1e-4, rtol=1e-5)
+    slopes = torch.autograd.grad(sums.loss.sum(), (hidden, logit))
+    torch.testing.assert_close(
+        slopes, torch.autograd.grad(wanted, (hidden, logit)), atol=1e-5, rtol=1e-4
+    )
+    with pytest.raises(UserError, match="predicts no hidden"):
+        drafter_loss([prediction], batch, teacher, LossSettings(mix={"feature": 1.0}))
+
+
+def test_denominators_have_names(target: Target) -> None:
+    batch = rows_of(target, (9, 6), 9)
+    _, predictions = guesses(batch, len(KEPT))
+    teacher = Teacher(target, KEPT)
+    sums = {
+        name: drafter_loss(predictions, batch, teacher, LossSettings(decay=0.5, denominator=name))
+        for name in ("weight", "predictions", "tokens")
+    }
+    counted = sums["weight"].counted
+    assert sums["weight"].weight.tolist() == [counted[0], counted[1] / 2]
+    assert sums["predictions"].weight.tolist() == counted.tolist()
+    assert sums["tokens"].weight.sum() == 18
+    for other in sums.values():
+        assert torch.equal(other.loss, sums["weight"].loss)
+
+
+def test_normalised_depth_weights_sum_to_one(target: Target) -> None:
+    batch = rows_of(target, (9,), 9)
+    _, predictions = guesses(batch, len(KEPT), depths=3)
+    settings = LossSettings(depth_weights="normalised", decay=0.6)
+    found = depth_weights(predictions, batch, Teacher(target, KEPT), settings)
+    assert [float(w[0]) for w in found] == pytest.approx([1 / 1.96, 0.6 / 1.96, 0.36 / 1.96])
+
+
+def test_dpace_weighs_by_what_a_depth_adds(target: Target) -> None:
+    every = torch.ones(1, 3, dtype=torch.bool)
+    c = torch.tensor([[0.9, 0.5, 0.2]])
+    assert dpace(c, every, 0.5)[0].tolist() == pytest.approx([2.09, 1.14, 0.4275], abs=5e-5)
+    some = torch.tensor([[True, False, True]])  # s = .95, 1, .6
+    assert dpace(c, some, 0.5)[0].tolist() == pytest.approx([0.95 + 0.57, 0.0, 0.57])
+    batch = rows_of(target, (9, 6), 9)
+    logits, predictions = guesses(batch, len(KEPT), depths=3)
+    # chains: the group of a prediction is where its first token was predicted
+    chains = [replace(p, group=p.positions - p.depth) for p in predictions]
+    teacher = Teacher(target, KEPT)
+    settings = LossSettings(depth_weights="dpace", chunk=4)
+    found = depth_weights(chains, batch, teacher, settings)
+    allowed, flat = taught(batch), batch.ids.flatten()
+    for start in range(len(flat) - 3):
+        places = [start + depth for depth in (1, 2, 3)]
+        c = torch.zeros(1, 3)
+        for depth, t in enumerate(places):
+            label = int(teacher.index(flat[t + 1])) if t + 1 < len(flat) else -1
+            if label >= 0:
+                c[0, depth] = logits[depth][t].softmax(-1)[label].detach()
+        wanted = dpace(c, allowed[places][None], 0.5)[0]
+        for depth, t in enumerate(places):
+            index = int((chains[depth].positions == t).nonzero())
+            assert float(found[depth][index]) == pytest.approx(float(wanted[depth]), abs=1e-5)
+    sums = drafter_loss(chains, batch, teacher, settings)
+    assert bool(torch.isfinite(sums.loss).all())
+
+
+def test_losses_can_take_turns() -> None:
+    settings = LossSettings(kind="kl", then="lk", then_from=0.25, mix={"kl": 1.0, "ce": 1.0})
+    assert settings.at(0.2) is settings
+    assert settings.at(0.25).terms == {"lk": 1.0}
+    assert LossSettings().at(1.0).terms == {"kl": 1.0}

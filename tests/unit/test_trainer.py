@@ -21,6 +21,7 @@ from drafters.target import Target
 from inference.stats import Acceptance, Round, acceptance
 from tests.tiny import tiny_target
 from tests.unit.test_objective import drafter_of, examples_of, lessons_of
+from training.batches import order_of
 from training.examples import Example
 from training.features import Lesson
 from training.objective import Objective
@@ -249,6 +250,29 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, target
     trainer.train()
     assert (trainer.progress.step, trainer.progress.skipped) == (10, 1)
     assert all(torch.isfinite(value).all() for value in weights(trainer.drafter).values())
+
+
+def test_three_steps_in_a_row_that_are_not_finite_end_the_run(
+    tmp_path: Path, target: Target
+) -> None:
+    lines: list[str] = []
+    trainer = trainer_of(target, settings_of(tmp_path))
+    trainer.mishaps.say = lines.append
+    order = order_of(10, trainer.settings.seed, 0)
+    for place in (1, 3, 4, 5):  # one alone is survived
+        index = order[place]
+        lesson = trainer.run.lessons[index]
+        trainer.run.lessons._kept[index] = spoilt(lesson, float("nan"))
+    with pytest.raises(UserError, match=r"3 steps in a row .*not_finite\.0\.safetensors"):
+        trainer.train()
+    assert (trainer.progress.step, trainer.progress.skipped) == (5, 4)
+    assert [line.split(":")[0] for line in lines] == [f"step {n} left out" for n in (2, 4, 5, 6)]
+    saved = load_file(tmp_path / "not_finite.0.safetensors")
+    batch = trainer.run.lessons[order[5]].batch
+    assert torch.equal(saved["0.ids"], batch.ids)
+    assert bool(saved["0.last"].isnan().any())
+    for value in weights(load_drafter(tmp_path / "last", target)).values():  # type: ignore[arg-type]
+        assert bool(torch.isfinite(value).all())
 
 
 def test_a_batch_without_a_supervised_token_is_skipped_and_counted(

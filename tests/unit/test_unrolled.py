@@ -1,10 +1,16 @@
 """Attention of the training-time test against the dense mask it stands for."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from drafters.unrolled import UnrolledAttention
+from drafters.unrolled import Documents, UnrolledAttention
+
+ROOT = Path(__file__).parents[2]
 
 
 def dense(
@@ -27,8 +33,9 @@ def dense(
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
 def test_every_step_equals_the_dense_mask_with_gradients(heads: int, kv_heads: int) -> None:
-    rows, length, dim, steps = 2, 9, 8, 4
-    document = torch.tensor([[0] * 9, [1] * 4 + [2] * 3 + [-1] * 2])
+    rows, length, dim, steps = 3, 9, 8, 4
+    document = torch.tensor([[0] * 9, [1] * 4 + [2] * 3 + [-1] * 2, [-1] * 3 + [4] * 6])
+    real = (document >= 0)[..., None]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     visible = (document[:, :, None] == document[:, None, :]) & causal
 
@@ -40,11 +47,11 @@ def test_every_step_equals_the_dense_mask_with_gradients(heads: int, kv_heads: i
 
     queries, keys, values = tensors(heads), tensors(kv_heads), tensors(kv_heads)
     expected = dense(queries, keys, values, visible)
-    attention = UnrolledAttention(visible)
+    attention = UnrolledAttention(Documents(document))
     outs = [attention(*step) for step in zip(queries, keys, values, strict=True)]
-    weights = [torch.randn_like(out) for out in outs]
+    weights = [torch.randn_like(out) * real for out in outs]
     for out, wanted in zip(outs, expected, strict=True):
-        torch.testing.assert_close(out, wanted)
+        torch.testing.assert_close(out * real, wanted * real)
     leaves = queries + keys + values
     ours = torch.autograd.grad(
         sum((o * w).sum() for o, w in zip(outs, weights, strict=True)), leaves
@@ -56,13 +63,57 @@ def test_every_step_equals_the_dense_mask_with_gradients(heads: int, kv_heads: i
         torch.testing.assert_close(mine, theirs)
 
 
-def test_narrowing_to_some_tokens_changes_nothing_for_them() -> None:
-    visible = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+@pytest.mark.parametrize("document", [[0] * 6, [0, 0, 1, 1, 1, 1], [-1, 0, 0, 0, 0, 0]], ids=str)
+def test_narrowing_to_some_tokens_changes_nothing_for_them(document: list[int]) -> None:
+    documents = Documents(torch.tensor([document]))
     q, k, v = (torch.randn(3, 1, 6, 2, 4) for _ in range(3))
-    whole, part = UnrolledAttention(visible), UnrolledAttention(visible)
-    slots = torch.tensor([[1, 2, 5]])
+    whole, part = UnrolledAttention(documents), UnrolledAttention(documents)
+    slots = torch.tensor([[1, 5, 2]])
     assert torch.equal(whole(q[0], k[0], v[0]), part(q[0], k[0], v[0]))
     part.narrow(slots)
     for step in (1, 2):
         narrow = part(q[step][:, slots[0]], k[step][:, slots[0]], v[step][:, slots[0]])
         torch.testing.assert_close(narrow, whole(q[step], k[step], v[step])[:, slots[0]])
+
+
+def test_documents_become_rows_and_come_back() -> None:
+    document = torch.tensor([[0, 0, 0, 1, 1], [-1, 2, 2, -1, -1], [3, 3, 3, 3, 3]])
+    documents = Documents(document)
+    tokens = torch.arange(15).view(3, 5)
+    rows = documents.split(tokens)
+    assert [row[:n].tolist() for row, n in zip(rows, (3, 2, 2, 5), strict=True)] == [
+        [0, 1, 2],
+        [3, 4],
+        [6, 7],
+        [10, 11, 12, 13, 14],
+    ]
+    assert torch.equal(documents.join(rows), tokens * (document >= 0))
+    plain = Documents(torch.tensor([[0, 0, 0], [1, 1, -1]]))
+    assert plain.source is None
+    assert torch.equal(plain.split(tokens), tokens)
+
+
+_PROBE = """
+import resource, sys, torch
+from drafters.unrolled import Documents, UnrolledAttention
+torch.set_num_threads(1)
+length, steps = int(sys.argv[1]), int(sys.argv[2])
+attention = UnrolledAttention(Documents(torch.zeros(1, length, dtype=torch.int64)))
+q, k, v = (torch.randn(1, length, h, 8, requires_grad=True) for h in (4, 2, 2))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+sum(attention(q, k, v).sum() for _ in range(steps)).backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_memory_is_linear_in_the_length(steps: int) -> None:
+    """At 8192 tokens one matrix [T, T] of one head would take 256 MiB alone."""
+    used = []
+    for length in (2048, 8192):
+        command = [sys.executable, "-c", _PROBE, str(length), str(steps)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+        used.append(int(done.stdout) / 1024)
+    assert used[1] < 192
+    assert used[1] < 6 * used[0] + 16

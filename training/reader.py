@@ -1,0 +1,64 @@
+"""Readers: what turning chats into ids needs of a target, which is not its weights."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from drafters.errors import UserError
+from drafters.shape import TargetShape
+
+
+class ChatReader(Protocol):
+    """A target as far as chats are concerned; every Target is one."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return its tokenizer, None if there is none."""
+        ...
+
+    @property
+    def eos_ids(self) -> Set[int]:
+        """Return the ids that end an answer."""
+        ...
+
+    @property
+    def shape(self) -> TargetShape:
+        """Return its sizes."""
+        ...
+
+
+@dataclass(frozen=True)
+class WeightlessReader:
+    """A target without its weights, to look at chats in a second.
+
+    Args:
+        tokenizer, eos_ids, shape: see ChatReader.
+    """
+
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    shape: TargetShape
+
+    @classmethod
+    def load(cls, path: str) -> "WeightlessReader":
+        """Read the tokenizer and the configs of a folder or hub id.
+
+        Raises:
+            UserError: if they are not there.
+        """
+        try:
+            config = AutoConfig.from_pretrained(path).get_text_config()
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"target {path}: {reason}; give a folder in Hugging Face format or a hub id"
+            ) from error
+        try:
+            ends = GenerationConfig.from_pretrained(path).eos_token_id
+        except OSError:
+            ends = config.eos_token_id
+        ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        return cls(tokenizer, frozenset(ids), TargetShape.of(config, config.vocab_size))
