@@ -110,7 +110,7 @@ class CostTable:
         return self.forward(1, load) + between(self.overhead, (load.rows, load.context))
 
     def round(self, drafter: str, shape: Shape, load: Load) -> float:
-        """Return the seconds of a round in which this drafter drafts.
+        """Return the seconds of a round in which this drafter drafts; a plain one's at least.
 
         Raises:
             KeyError: if the drafter was not measured.
@@ -119,7 +119,8 @@ class CostTable:
             return self.plain(load)
         costs, where = self.drafters[drafter], (shape.width, load.rows, load.context)
         draft = between(costs.first, where) + between(costs.level, where) * (shape.levels - 1)
-        return draft + self.forward(shape.nodes + 1, load) + between(costs.overhead, where)
+        whole = draft + self.forward(shape.nodes + 1, load) + between(costs.overhead, where)
+        return max(whole, self.plain(load))
 
     def prices(self, drafter: str, width: int, load: Load) -> Prices:
         """Return what a growth policy reads: the same costs in plain rounds.

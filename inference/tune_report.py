@@ -1,10 +1,13 @@
 """Tune report: the table of what shapes should bring, and what the best of them did bring."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+from inference.spec import Spec
 
 FILE = "tune.json"
 
@@ -20,9 +23,9 @@ def table(result: Mapping[str, Any], top: int) -> Table:
     found = Table(
         title=f"{target['title']}, {target['dtype']}: speed-ups that costs and acceptance predict",
         caption=(
-            "tau: emitted tokens a round, the bonus counted. predicted: tau over the round that "
-            "stored costs add up. measured: of --try, against none in the same turns. Below 1 "
-            "speculation does not pay."
+            "shape: gamma, or nodes/width/depth. tau: emitted tokens a round, the bonus counted. "
+            "predicted: tau over the round that stored costs add up. measured: of --try, against "
+            "none in the same turns. Below 1 speculation does not pay."
         ),
         caption_justify="left",
         box=SIMPLE_HEAD,
@@ -30,8 +33,8 @@ def table(result: Mapping[str, Any], top: int) -> Table:
     )
     for heading in ("rows", "context", "T"):
         found.add_column(heading, justify="right", no_wrap=True)
-    found.add_column("drafter", overflow="fold")
-    found.add_column("shape", no_wrap=True)
+    for heading in ("drafter", "shape"):
+        found.add_column(heading, no_wrap=True)
     for heading in ("tau", "predicted", "measured", "95%"):
         found.add_column(heading, justify="right", no_wrap=True)
     for load in result["loads"]:
@@ -76,13 +79,25 @@ def _add_load(found: Table, load: Mapping[str, Any], top: int) -> None:
         tried = measured.get(spec, {})
         found.add_row(
             *(where if first else ("", "", "")),
-            *spec.split(":", 1),
+            *_labels(spec),
             _number(tau),
             _number(value),
             _number(tried.get("measured")),
             _interval(tried.get("interval")),
             end_section=number == len(rows) - 1,
         )
+
+
+def _labels(text: str) -> tuple[str, str]:
+    """Return a drafter's name (the end of its folder's) with its options, and its shape."""
+    spec = Spec.parse(text)
+    name = "/".join(Path(spec.drafter).parts[-2:])
+    options = [f"{key}={value}" for key, value in spec.options.items()]
+    given = spec.growth_options
+    sizes = "/".join(str(value) for key, value in given.items() if key != "draft")
+    return " ".join(
+        [name, *options]
+    ), f"{spec.growth_name} {sizes} {given.get('draft', '')}".strip()
 
 
 def _number(value: float | None) -> str:

@@ -44,6 +44,8 @@ class Ledger:
         self._tokens = self._time = 1.0
         self.asleep = False
         self._gap = self._wait = 0
+        best = (n - prices.drafting(n) - prices.tokens(1 + n) + 1 for n in range(1, depth + 1))
+        self._hope = max(best) > _WAKE  # whether a drafter that is always right would pay
         self._settle()
 
     def _settle(self) -> None:
@@ -185,7 +187,7 @@ class Ledger:
             self._gap = self._wait = _SHORTEST
         elif gain > _WAKE:
             self.asleep = False
-        elif accepted:  # try again at once: a run of luck or a text that became easy
-            self._gap, self._wait = _SHORTEST, 0
+        elif accepted and self._hope:  # again at once: a run of luck, or the text became easy
+            self._wait = 0
         else:
             self._gap = self._wait = min(2 * self._gap, _LONGEST)

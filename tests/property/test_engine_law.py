@@ -146,6 +146,7 @@ def test_ruled_laws(target: Target, name: str, growth: Growth) -> None:
     check(target, drafter_of(name, target, kept=4), growth, Warp(0.9, rules=RULES), new=3)
 
 
+@pytest.mark.slow
 def test_a_ruled_block() -> None:
     target = small(2)
     warp = Warp(1.0, rules=Rules(repetition_penalty=1.4, frequency_penalty=0.5))
@@ -166,7 +167,10 @@ def test_a_drawn_chain_that_stops_where_nothing_pays() -> None:
 
 @pytest.mark.parametrize(
     ("growth", "verify"),
-    [(Chain(2, "sampled"), "block"), (Static((2, 1), "sampled"), "traversal")],
+    [
+        (Chain(2, "sampled"), "block"),
+        pytest.param(Static((2, 1), "sampled"), "traversal", marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_two_levels_judged_together(growth: Growth, verify: str) -> None:

@@ -52,7 +52,7 @@ def test_a_process_tunes_and_tries(folder: Path, prompts: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, f"wrote {out}/tune.json\n")
-    assert "growth=cost_aware,nodes=8,width=2,depth=2" in done.stdout
+    assert "cost_aware 8/2/2" in done.stdout
     assert "\n1 row, context 100, T=0: " in done.stdout
     assert "\n3 rows, context 100, T=0: " in done.stdout
     loads = json.loads((out / "tune.json").read_text())["loads"]

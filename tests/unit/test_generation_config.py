@@ -4,7 +4,7 @@ import pytest
 from transformers import GenerationConfig
 
 from drafters.errors import UserError
-from drafters.generation_config import read_warp
+from drafters.formats.generation_config import read_warp
 from drafters.rules import Rules
 from drafters.sampling import Warp
 from tests.tiny import tiny_target

@@ -139,6 +139,18 @@ def test_nothing_is_drafted_where_nothing_pays_and_trials_grow_rare() -> None:
     assert ledger.asleep
 
 
+def test_a_drafter_that_is_right_but_too_dear_is_left_alone() -> None:
+    """One level costs more than a plain round: being right does not bring it back."""
+    ledger = Ledger(Prices(((1, 1.0),), first=1.75, level=1.0), 3)
+    trials = 0
+    for _ in range(600):
+        levels = ledger.levels
+        trials += levels > 0
+        ledger.observe([commit([0, 1, 2, 3][: levels + 1], levels)], levels, [levels])
+    assert ledger.asleep
+    assert trials < 8
+
+
 def test_it_comes_back_when_the_text_grows_easy_and_stays() -> None:
     ledger = Ledger(STEPS, 2)
     while not ledger.asleep:

@@ -165,14 +165,16 @@ def run(
     if isinstance(drafter, torch.nn.Module):
         drafter = drafter.eval()
     return Generation(
-        target, drafter, prompts, growth=growth, sampling=Sampling(24, warp), rows=2
+        target, drafter, prompts, growth=growth, sampling=Sampling(12, warp), rows=2
     ).run()
 
 
-@pytest.mark.parametrize("name", HF)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "all")) for name in HF]
+)
 def test_greedy_outputs_equal_hugging_face(target: Target, name: str) -> None:
     rules, options = HF[name]
-    prompts = prompts_of(7, 12, 3)
+    prompts = prompts_of(7, 3)
     wanted = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -180,7 +182,7 @@ def test_greedy_outputs_equal_hugging_face(target: Target, name: str) -> None:
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
-            max_new_tokens=24,
+            max_new_tokens=12,
             pad_token_id=0,
             **options,
         )

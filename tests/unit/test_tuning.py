@@ -1,9 +1,11 @@
 """Small shapes lie in large ones: what they accept is read off, exactly."""
 
 from collections.abc import Sequence
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 
 from drafters.base import Commit
 from drafters.errors import UserError
@@ -11,10 +13,10 @@ from drafters.growth import Chain, Dynamic, Growth
 from drafters.registry import build_drafter
 from drafters.sampling import Warp
 from drafters.tree import TokenTree
+from inference import tune_report
 from inference.costs import CostTable, DraftCosts, Load
 from inference.generate import Sampling
 from inference.spec import Spec
-from inference.tune_report import advice
 from inference.tuning import (
     Candidate,
     ChainTrace,
@@ -169,6 +171,19 @@ def test_every_candidates_costs_are_timed() -> None:
     assert named(Spec.parse("ngram:longest=4"), "gamma=2") == "ngram:longest=4,gamma=2"
 
 
+def test_the_table_keeps_long_folders_short() -> None:
+    spec = "/a/very/long/way/to/runs/demo/eagle/best:growth=dynamic,nodes=10,width=3,depth=5"
+    shapes = [{"spec": spec, "tau": 2.0, "predicted": 1.5}]
+    tried = [{"spec": spec, "tau": 2.0, "measured": 1.25, "interval": (1.0, 1.5)}]
+    load = {"rows": 16, "context": 4000, "temperature": 0.7, "shapes": shapes, "tried": tried}
+    console = Console(width=120, record=True, file=StringIO())
+    target = {"title": "T", "dtype": "float32"}
+    console.print(tune_report.table({"target": target, "loads": [load]}, top=5))
+    (line,) = [line for line in console.export_text().splitlines() if "dynamic" in line]
+    wanted = "16 4000 0.7 eagle/best dynamic 10/3/5 2.00 1.50 1.25 1.00-1.50"
+    assert line.split() == wanted.split()
+
+
 def test_advice_names_the_best_and_says_where_nothing_pays() -> None:
     shapes = [
         {"spec": "D:growth=chain,gamma=2", "predicted": 1.5},
@@ -185,7 +200,7 @@ def test_advice_names_the_best_and_says_where_nothing_pays() -> None:
         {"rows": 4, **where, "shapes": shapes, "tried": []},
         {"rows": 16, **where, "shapes": poor, "tried": [], "experts_hit": {"1": 2, "4": 5.5}},
     ]
-    assert advice({"loads": loads}) == [
+    assert tune_report.advice({"loads": loads}) == [
         "1 row, context 200, T=0: --drafter D:growth=cost_aware (measured 1.25)",
         "4 rows, context 200, T=0: --drafter D:growth=chain,gamma=2 (predicted 1.50)",
         "16 rows, context 200, T=0: speculation does not pay (predicted 0.90)",
