@@ -20,6 +20,7 @@ from inference.costs import Costs, CostTable, Load
 from inference.engine import Clock, Decoder, Request
 from inference.meter import SIZES, CostMeter
 from inference.passes import Growing, Pass, take
+from inference.peers import Peer
 from inference.pricing import priced
 from inference.prompts import Prompt, first_turn_ids
 from inference.spec import Spec
@@ -90,6 +91,7 @@ class Measurement:
         costs: T(n), measured in the same turns.
         context: tokens that were cached when T(n) was timed.
         stored: what was measured on this machine before, for forecasts; None: nothing.
+        peers: other libraries' decoding, timed in the same turns.
     """
 
     target: Target
@@ -101,6 +103,7 @@ class Measurement:
     costs: Costs
     context: int
     stored: CostTable | None = None
+    peers: Sequence[Peer] = ()
 
 
 def contenders(target: Target, specs: Sequence[Spec]) -> list[Contender]:
@@ -121,10 +124,10 @@ def contenders(target: Target, specs: Sequence[Spec]) -> list[Contender]:
     return found
 
 
-def steps(prompts: int, drafters: int, settings: BenchSettings) -> int:
+def steps(prompts: int, drafters: int, settings: BenchSettings, peers: int = 0) -> int:
     """Return how often `measure` reports progress."""
     groups = -(-prompts // settings.rows)
-    return (drafters + 1) * (1 + groups * settings.repeats)
+    return (drafters + 1 + peers) * (1 + groups * settings.repeats)
 
 
 def measure(
@@ -133,6 +136,7 @@ def measure(
     prompts: Sequence[Prompt],
     settings: BenchSettings,
     advance: Callable[[], None] = lambda: None,
+    peers: Sequence[Peer] = (),
 ) -> Measurement:
     """Measure plain decoding and drafters on the same prompts.
 
@@ -142,10 +146,13 @@ def measure(
         prompts: of which the first turn is answered.
         settings: how to run.
         advance: called after every step, `steps` times.
+        peers: other libraries' decoding; with one row only.
 
     Raises:
-        UserError: if a prompt cannot be served; before any model work.
+        UserError: if a prompt cannot be served, or peers meet several rows; before any model work.
     """
+    if peers and settings.rows > 1:
+        raise UserError(f"peers answer one prompt at a time, rows is {settings.rows}: give 1")
     ids = first_turn_ids(target, prompts)
     _check_lengths(target, prompts, ids)
     baseline = Contender(BASELINE, load_drafter(BASELINE, target), Chain(1))
@@ -156,17 +163,25 @@ def measure(
     for decoder in decoders:
         _warm_up(decoder, ids, settings)
         advance()
+    for peer in peers:
+        peer.decode(target, ids[0], _WARMUP_TOKENS, settings.warp, settings.seed)
+        advance()
     meter = CostMeter(target, context, rows=rows, sizes=_sizes(drafters))
     for turn, group, samples in _turns(len(ids), settings):
         for place in range(len(race)):
             index = (place + sum(turn)) % len(race)
             race[index].passes.append(_decode(decoders[index], ids, group, settings, turn))
             advance()
+        for peer in peers:
+            for prompt in group:
+                most, seed = settings.max_new_tokens, settings.seed + turn[0]
+                peer.take(prompt, peer.decode(target, ids[prompt], most, settings.warp, seed))
+            advance()
         for _ in range(samples):
             meter.sample()
     stored = CostStore(target, settings.warp).load()
     return Measurement(
-        target, settings, prompts, ids, baseline, drafters, meter.costs, len(context), stored
+        target, settings, prompts, ids, baseline, drafters, meter.costs, len(context), stored, peers
     )
 
 

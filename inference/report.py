@@ -77,6 +77,37 @@ def table(result: Mapping[str, Any]) -> Table:
     return found
 
 
+def peers_table(result: Mapping[str, Any]) -> Table:
+    """Return one line a peer: its speed, and our plain decoding's over it."""
+    found = Table(
+        title="other libraries on the same prompts, in the same turns; never multiplied",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    found.add_column("peer", no_wrap=True)
+    for heading in ("tokens/s", "over hf", "none over it", "with prefill", "same"):
+        found.add_column(heading, justify="right", no_wrap=True)
+    prompts = result["settings"]["prompts"]
+    for one in result["peers"]:
+        found.add_row(
+            one["name"],
+            _number(one["tokens_per_second"], 1),
+            _estimate(one["over_hf"]),
+            _estimate(one["none_over_it"]),
+            _estimate(one["none_over_it_with_prefill"]),
+            "" if one["identical"] is None else f"{one['identical']}/{prompts}",
+        )
+    return found
+
+
+def _estimate(one: Mapping[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    interval = one["interval"]
+    return _number(one["value"]) + (f" {interval[0]:.2f}-{interval[1]:.2f}" if interval else "")
+
+
 def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
     shape = "/".join(_plain(value) for value in one["shape"].values())
     interval, share = one["speedup_interval"], one["time_share"]

@@ -5,7 +5,7 @@ its token are shown apart.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,8 @@ from inference.forecast import (
 )
 from inference.machine import machine, versions
 from inference.modes import LOSSY, shown
-from inference.stats import ratio_of_medians
+from inference.peers import Peer
+from inference.stats import Estimate, Work, rate, ratio_of_medians, speedup
 from inference.tally import Keep, Tally, without_loops
 
 FORMAT_VERSION = 1
@@ -64,6 +65,7 @@ def summarise(measured: Measurement, source: str) -> dict[str, Any]:
         "verify_cost": measured.costs.relative(),
         "verify_seconds": {str(n): s for n, s in measured.costs.seconds.items()},
         "drafters": drafters,
+        "peers": [_peer(measured, peer, plain) for peer in measured.peers],
         "failures": _failures(measured, check, drafters),
     }
 
@@ -245,6 +247,39 @@ def _part(own: Tally, plain: Tally, inside: Keep) -> dict[str, Any]:
         "speedup": gain.value,
         "speedup_interval": gain.interval,
     }
+
+
+def _peer(measured: Measurement, peer: Peer, plain: Tally) -> dict[str, Any]:
+    """Return what another library's decoding does, and what ours does over it."""
+    numbers = range(len(measured.ids))
+    decode = [_sum(Work(o.decoded, o.seconds) for o in peer.outputs[n]) for n in numbers]
+    whole = [_sum(Work(len(o.ids), o.total_seconds) for o in peer.outputs[n]) for n in numbers]
+    alone = measured.peers[0]
+    found = {
+        "name": peer.name,
+        "tokens_per_second": rate(decode).value,
+        "tokens_per_second_with_prefill": rate(whole).value,
+        "none_over_it": _pair(speedup(plain.work(), decode)),
+        "none_over_it_with_prefill": _pair(speedup(plain.work(prefill=True), whole)),
+        "over_hf": None,
+        "identical": None,
+    }
+    if alone.name == "hf" and peer is not alone:
+        base = [_sum(Work(o.decoded, o.seconds) for o in alone.outputs[n]) for n in numbers]
+        found["over_hf"] = _pair(speedup(decode, base))
+    if measured.settings.warp.greedy:
+        same = [plain.outputs(n)[0] == peer.outputs[n][0].ids for n in numbers]
+        found["identical"] = sum(same)
+    return found
+
+
+def _sum(parts: Iterable[Work]) -> Work:
+    both = list(parts)
+    return Work(sum(w.amount for w in both), sum(w.cost for w in both))
+
+
+def _pair(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "interval": estimate.interval}
 
 
 def _plain_check(measured: Measurement) -> dict[str, Any]:

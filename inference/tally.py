@@ -103,6 +103,16 @@ class Tally:
         """Return a prompt's ids in every repeat."""
         return [output.ids for number, output in self.decoded if number == prompt]
 
+    def work(self, *, prefill: bool = False) -> list[Work]:
+        """Return tokens and seconds of every batch of prompts, of decoding or of all."""
+        if not prefill:
+            return self._work(everything)
+        table = {one.group: [0.0, 0.0] for one in self.passes}
+        for one in self.passes:
+            table[one.group][0] += sum(len(output.ids) for output in one.outputs)
+            table[one.group][1] += one.clock.decode + one.clock.prefill
+        return [Work(*table[group]) for group in sorted(table)]
+
     def _work(self, keep: Keep, *, by_time: bool = True) -> list[Work]:
         """Return tokens and seconds (or rounds) of every batch of prompts, repeats together."""
         table = {one.group: [0.0, 0.0] for one in self.passes}

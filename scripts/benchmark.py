@@ -5,7 +5,7 @@
         --max-new-tokens 32 --drafter ngram:gamma=4 --out runs/try
     python scripts/benchmark.py --target $T --prompts configs/prompts/demo.jsonl \
         --drafter runs/demo/eagle/best:growth=chain,gamma=3 \
-        --drafter runs/demo/eagle/best:growth=dynamic,nodes=8,width=3,depth=4
+        --drafter runs/demo/eagle/best:growth=dynamic,nodes=8,width=3,depth=4 --peer hf
 
 Writes OUT/benchmark.json and prints its table; docs/metrics.md defines every figure. Exit code 1
 if an output differs or plain decoding was too slow to be compared with.
@@ -27,6 +27,7 @@ from drafters.sampling import Warp
 from drafters.target import Target
 from inference import report
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
+from inference.peers import Peer
 from inference.prompts import Prompt, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
@@ -76,6 +77,10 @@ def benchmark(
     rows: Annotated[int, typer.Option(help="Prompts that decode together.")] = 1,
     repeats: Annotated[int, typer.Option(help="How often every prompt is decoded.")] = 3,
     warmup: Annotated[int, typer.Option(help="Prompts before the clock runs.")] = 3,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="Other decoding in the same turns: hf, hf-lookup, hf-assistant=FOLDER."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where benchmark.json goes.")] = Path("runs/benchmark"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print benchmark.json instead of the table.")
@@ -91,7 +96,8 @@ def benchmark(
     settings = BenchSettings(max_new_tokens, warp, seed, rows, repeats, warmup)
     questions = read_prompts(prompts, limit)
     decider = Target.load(target, dtype=dtype.value, engine=engine.value)
-    measured = _measure(decider, contenders(decider, specs), questions, settings)
+    peers = [Peer.parse(text, decider.dtype) for text in peer or []]
+    measured = _measure(decider, contenders(decider, specs), questions, settings, peers)
     result = summarise(measured, str(prompts))
     path = report.write(result, out)
     if as_json:
@@ -100,6 +106,8 @@ def benchmark(
         console = Console()
         console.width = console.width if console.is_terminal else _WIDTH
         console.print(report.table(result))
+        if peers:
+            console.print(report.peers_table(result))
     note(f"wrote {path}")
     for failure in result["failures"]:
         note(f"failed: {failure}")
@@ -107,11 +115,16 @@ def benchmark(
 
 
 def _measure(
-    target: Target, race: list[Contender], prompts: list[Prompt], settings: BenchSettings
+    target: Target,
+    race: list[Contender],
+    prompts: list[Prompt],
+    settings: BenchSettings,
+    peers: list[Peer],
 ) -> Measurement:
+    total = steps(len(prompts), len(race), settings, len(peers))
     with progress() as bars:
-        task = bars.add_task("measuring", total=steps(len(prompts), len(race), settings))
-        return measure(target, race, prompts, settings, lambda: bars.advance(task))
+        task = bars.add_task("measuring", total=total)
+        return measure(target, race, prompts, settings, lambda: bars.advance(task), peers)
 
 
 if __name__ == "__main__":

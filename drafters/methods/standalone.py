@@ -26,12 +26,12 @@ from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.layers import (
     DecoderLayer,
-    FrozenLayer,
-    FrozenNorm,
     LayerKind,
     Norm,
     Rotary,
-    frozen_linear,
+    packed_layer,
+    packed_linear,
+    packed_norm,
 )
 from drafters.methods.draft_model import ModelSession
 from drafters.options import fill_options
@@ -177,10 +177,10 @@ class StandaloneDrafter(NeuralDrafter):
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> ModelSession:
         """Start a decoding session on a frozen copy of the weights."""
         ids = None if self.ids is None else self.ids.to(target.device)
-        return ModelSession(FrozenModel(self, target), ids, growth, rows, capacity)
+        return ModelSession(PackedModel(self, target), ids, growth, rows, capacity)
 
 
-class FrozenModel:
+class PackedModel:
     """A packed copy of a standalone drafter that decodes as a model does.
 
     Args:
@@ -197,9 +197,9 @@ class FrozenModel:
         self.table = None if table is None else table.weight.detach().to(self.dtype, copy=True)
         self.embed = target.embed
         self.rotary = drafter.rotary
-        self.layers = [FrozenLayer(layer, self.dtype) for layer in drafter.decoder_layers()]
-        self.norm = FrozenNorm(drafter.norm, self.dtype)
-        self.head = frozen_linear(drafter.head, self.dtype)
+        self.layers = [packed_layer(layer, self.dtype) for layer in drafter.decoder_layers()]
+        self.norm = packed_norm(drafter.norm, self.dtype)
+        self.head = packed_linear(drafter.head, self.dtype)
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """Return an empty cache."""

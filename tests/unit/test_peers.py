@@ -1,0 +1,72 @@
+"""Peers: Hugging Face's generate beside our decoding, on the same prompts, in the same turns."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafters import Target
+from drafters.errors import UserError
+from drafters.rules import Rules
+from drafters.sampling import Warp
+from inference.bench import BenchSettings, measure, steps
+from inference.peers import Peer
+from inference.prompts import Prompt
+from inference.report import peers_table
+from inference.summary import summarise
+from tests.folders import VOCAB_SIZE, tiny_tokenizer
+from tests.tiny import tiny_model
+
+PROMPTS = [Prompt("1", "chat", ("Hi the land",)), Prompt("2", "code", ("x = 1",))]
+QUICK = BenchSettings(max_new_tokens=9, repeats=2, warmup=1)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    model = tiny_model(vocab_size=VOCAB_SIZE, num_hidden_layers=2)
+    return Target(model, tiny_tokenizer(), name="tiny")
+
+
+def test_peers_are_timed_in_the_same_turns_and_give_the_same_text(target: Target) -> None:
+    peers = [Peer.parse(name, target.dtype) for name in ("hf", "hf-lookup")]
+    told: list[int] = []
+    result = summarise(
+        measure(target, [], PROMPTS, QUICK, lambda: told.append(1), peers), "prompts.jsonl"
+    )
+    assert len(told) == steps(len(PROMPTS), 0, QUICK, len(peers))
+    plain, lookup = result["peers"]
+    assert [plain["identical"], lookup["identical"]] == [2, 2]
+    assert plain["over_hf"] is None
+    assert lookup["over_hf"]["value"] > 0
+    for one in (plain, lookup):
+        assert one["none_over_it"]["value"] == pytest.approx(
+            result["baseline"]["tokens_per_second"] / one["tokens_per_second"]
+        )
+        low, high = one["none_over_it"]["interval"]
+        assert low <= one["none_over_it"]["value"] <= high
+    assert peers_table(result).row_count == 2
+    for outputs in peers[0].outputs.values():
+        assert len(outputs) == QUICK.repeats
+        for one in outputs:
+            assert one.decoded == len(one.ids) - 1
+            assert 0 < one.seconds < one.total_seconds
+
+
+def test_a_sampling_peer_draws_what_it_is_told(target: Target) -> None:
+    peer = Peer.parse("hf", target.dtype)
+    first, again, other = (peer.decode(target, [1, 2], 12, Warp(1.0), s).ids for s in (0, 0, 1))
+    assert first == again != other
+    nearly_greedy = peer.decode(target, [1, 2], 12, Warp(1.0, top_k=1), 3).ids
+    assert nearly_greedy == peer.decode(target, [1, 2], 12, Warp(), 0).ids
+
+
+def test_bad_peers_get_one_clear_line(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give hf, hf-lookup or hf-assistant=FOLDER"):
+        Peer.parse("vllm", torch.float32)
+    with pytest.raises(UserError, match="assistant"):
+        Peer.parse(f"hf-assistant={tmp_path}", torch.float32)
+    peer = Peer.parse("hf", torch.float32)
+    with pytest.raises(UserError, match="rows is 2: give 1"):
+        measure(target, [], PROMPTS, BenchSettings(rows=2), peers=[peer])
+    with pytest.raises(UserError, match="without penalties"):
+        peer.decode(target, [1], 2, Warp(rules=Rules(repetition_penalty=1.2)), 0)
