@@ -154,8 +154,9 @@ class CostAwareGrowth:
         """Count what a round accepted."""
         judged = [c for c in commits if c is not None and c.tree is not None]
         if judged:
-            reaches = [self._reach(c.tree) for c in judged if c.tree is not None]
-            self.ledger.observe(judged, self.levels, reaches)
+            levels = self.levels
+            reaches = [self._reach(c.tree) for c in judged if c.tree is not None] if levels else []
+            self.ledger.observe(judged, levels, reaches)
 
     def _reach(self, tree: TokenTree) -> int:
         """Return the levels drafted for a row; the tree's own if it was cut or not grown here."""

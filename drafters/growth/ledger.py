@@ -41,16 +41,20 @@ class Ledger:
         self._accepted = Recent()  # by level: whether a level was accepted where it was judged
         self._sizes = Recent()  # by level: nodes a row where it was drafted
         self._chances = Recent()  # by (level, bin of confidence), level 0: all of them
-        self._tokens = self._time = 1.0
+        self._tokens = self._time = self.rate = 1.0
         self.asleep = False
         self._gap = self._wait = 0
         best = (n - prices.drafting(n) - prices.tokens(1 + n) + 1 for n in range(1, depth + 1))
         self._hope = max(best) > _WAKE  # whether a drafter that is always right would pay
         self._settle()
 
+    def _earn(self, tokens: float, time: float) -> None:
+        self._tokens = KEEP * self._tokens + tokens
+        self._time = KEEP * self._time + time
+        self.rate = max(1.0, self._tokens / self._time)
+
     def _settle(self) -> None:
         """Work out what holds until the next round is observed."""
-        self.rate = max(1.0, self._tokens / self._time)
         self._alpha: list[float] = []  # by level, from 1
         for level in range(1, self.depth + 1):
             above = self._alpha[-1] if self._alpha else _GUESS
@@ -138,6 +142,10 @@ class Ledger:
             levels: that the round was allowed.
             reaches: levels that were drafted for each row, whether nodes of them were kept or not.
         """
+        if levels == 0:
+            self._earn(1.0, 1.0)
+            self._wait -= 1
+            return
         judged = accepted = 0
         for commit, reach in zip(commits, reaches, strict=True):
             tree = commit.tree
@@ -146,14 +154,10 @@ class Ledger:
             judged += self._judge(commit, tree, reach)
         rows = len(commits)
         nodes = sum(commit.tree.drafted for commit in commits if commit.tree is not None) / rows
-        self._tokens = KEEP * self._tokens + sum(len(c.emitted) for c in commits) / rows
-        self._time = (
-            KEEP * self._time + self.prices.tokens(1 + nodes) + self.prices.drafting(max(reaches))
-        )
+        time = self.prices.tokens(1 + nodes) + self.prices.drafting(max(reaches))
+        self._earn(sum(len(c.emitted) for c in commits) / rows, time)
         self._settle()
-        if levels == 0:
-            self._wait -= 1
-        elif judged:  # a drafter that had nothing to say cost nothing and taught nothing
+        if judged:  # a drafter that had nothing to say cost nothing and taught nothing
             self._rest(accepted > 0)
 
     def _judge(self, commit: Commit, tree: TokenTree, reach: int) -> int:
