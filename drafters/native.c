@@ -69,14 +69,14 @@ static inline float sum(vec v) {
 /* dots[r][n] = weight row r . token n, over `rows` x `tokens`; both are constants once inlined */
 #define DOTS(T)                                                                                    \
     static inline __attribute__((always_inline)) void dots_##T(                                    \
-        const T *weight, const float *x, long in, float dots[TILE_ROWS][TILE_TOKENS], const int rows,        \
-        const int tokens) {                                                                        \
-        vec acc[TILE_ROWS][TILE_TOKENS];                                                                     \
+        const T *weight, const float *x, long in, float dots[TILE_ROWS][TILE_TOKENS],              \
+        const int rows, const int tokens) {                                                        \
+        vec acc[TILE_ROWS][TILE_TOKENS];                                                           \
         for (int r = 0; r < rows; r++)                                                             \
             for (int n = 0; n < tokens; n++) acc[r][n] = (vec){0};                                 \
         long k = 0;                                                                                \
         for (; k + LANES <= in; k += LANES) {                                                      \
-            vec column[TILE_TOKENS];                                                                         \
+            vec column[TILE_TOKENS];                                                               \
             for (int n = 0; n < tokens; n++) column[n] = load_f32(x + n * in + k);                 \
             for (int r = 0; r < rows; r++) {                                                       \
                 vec w = LOAD_##T(weight + r * in + k);                                             \
@@ -102,31 +102,31 @@ static inline float sum(vec v) {
         PUT_##T(y + place, dot);                                                                   \
     }
 
-#define TILE(T, first, rows, tokens)                                                                      \
+#define TILE(W, T, first, rows, tokens)                                                            \
     {                                                                                              \
-        float dots[TILE_ROWS][TILE_TOKENS];                                                                  \
-        dots_##T(weight + row * in, x + first * in, in, dots, rows, tokens);                       \
+        float dots[TILE_ROWS][TILE_TOKENS];                                                        \
+        dots_##W(weight + row * in, x + first * in, in, dots, rows, tokens);                       \
         for (int n = 0; n < tokens; n++)                                                           \
             for (int r = 0; r < rows; r++)                                                         \
                 finish_##T(dots[r][n], (first + n) * out + row + r, row + r, bias, other, then, y);\
     }
 
-#define ROWS(T, rows, tokens)                                                                      \
-    for (; row + rows <= end; row += rows) TILE(T, 0, rows, tokens)
+#define ROWS(W, T, rows, tokens)                                                                   \
+    for (; row + rows <= end; row += rows) TILE(W, T, 0, rows, tokens)
 
 /* more tokens than a tile holds, four at a time: the tile's weights stay in the nearest cache */
-#define GROUPS(T, rows)                                                                            \
+#define GROUPS(W, T, rows)                                                                         \
     for (; row + rows <= end; row += rows) {                                                       \
         long first = 0;                                                                            \
-        for (; first + 4 <= tokens; first += 4) TILE(T, first, rows, 4)                            \
-        if (tokens - first == 3) TILE(T, first, rows, 3)                                           \
-        if (tokens - first == 2) TILE(T, first, rows, 2)                                           \
-        if (tokens - first == 1) TILE(T, first, rows, 1)                                           \
+        for (; first + 4 <= tokens; first += 4) TILE(W, T, first, rows, 4)                         \
+        if (tokens - first == 3) TILE(W, T, first, rows, 3)                                        \
+        if (tokens - first == 2) TILE(W, T, first, rows, 2)                                        \
+        if (tokens - first == 1) TILE(W, T, first, rows, 1)                                        \
     }
 
 /* y [tokens, out] = then(x [tokens, in] weight [out, in]^T + bias, other [tokens, out]) */
-#define LINEAR(T)                                                                                  \
-    void linear_##T(const T *weight, const T *bias, const T *given, const T *other, T *y,          \
+#define LINEAR(W, T)                                                                               \
+    void linear_##W##_##T(const W *weight, const T *bias, const T *given, const T *other, T *y,    \
                     long tokens, long in, long out, int then) {                                    \
         _Pragma("omp parallel") {                                                                  \
             float *wide = WIDEN_##T ? malloc(tokens * in * sizeof(float)) : 0;                     \
@@ -137,15 +137,15 @@ static inline float sum(vec v) {
                 long end = block + BLOCK < out ? block + BLOCK : out;                              \
                 long row = block;                                                                  \
                 switch (tokens) {                                                                  \
-                case 1: ROWS(T, 4, 1) ROWS(T, 1, 1) break;                                         \
-                case 2: ROWS(T, 4, 2) ROWS(T, 1, 2) break;                                         \
-                case 3: ROWS(T, 4, 3) ROWS(T, 1, 3) break;                                         \
-                case 4: ROWS(T, 3, 4) ROWS(T, 1, 4) break;                                         \
-                case 5: ROWS(T, 2, 5) ROWS(T, 1, 5) break;                                         \
-                case 6: ROWS(T, 2, 6) ROWS(T, 1, 6) break;                                         \
-                case 7: ROWS(T, 2, 7) ROWS(T, 1, 7) break;                                         \
-                case 8: ROWS(T, 1, 8) break;                                                       \
-                default: GROUPS(T, 3) GROUPS(T, 1)                                                 \
+                case 1: ROWS(W, T, 4, 1) ROWS(W, T, 1, 1) break;                                   \
+                case 2: ROWS(W, T, 4, 2) ROWS(W, T, 1, 2) break;                                   \
+                case 3: ROWS(W, T, 4, 3) ROWS(W, T, 1, 3) break;                                   \
+                case 4: ROWS(W, T, 3, 4) ROWS(W, T, 1, 4) break;                                   \
+                case 5: ROWS(W, T, 2, 5) ROWS(W, T, 1, 5) break;                                   \
+                case 6: ROWS(W, T, 2, 6) ROWS(W, T, 1, 6) break;                                   \
+                case 7: ROWS(W, T, 2, 7) ROWS(W, T, 1, 7) break;                                   \
+                case 8: ROWS(W, T, 1, 8) break;                                                    \
+                default: GROUPS(W, T, 3) GROUPS(W, T, 1)                                           \
                 }                                                                                  \
             }                                                                                      \
             free(wide);                                                                            \
@@ -193,6 +193,7 @@ static inline float sum(vec v) {
 #define PUT_bf16 put_bf16
 #define WIDEN_bf16 1
 
-#define KERNELS(T) DOTS(T) FINISH(T) LINEAR(T) RMS_NORM(T) ROTATE(T)
+#define KERNELS(T) DOTS(T) FINISH(T) LINEAR(T, T) RMS_NORM(T) ROTATE(T)
 KERNELS(float)
 KERNELS(bf16)
+LINEAR(bf16, float)

@@ -30,24 +30,28 @@ _THEN = {"none": 0, "silu": 1, "add": 2, "multiply": 3}
 
 
 class Kernels:
-    """The compiled functions of one dtype.
+    """The compiled functions for states of one dtype.
 
     Args:
         library: of native.c.
-        dtype: of weights and states.
+        dtype: of the states.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         """Look the functions up."""
         pointer, number = ctypes.c_void_p, ctypes.c_long
         self.dtype = dtype
-        self._linear: Any = library[f"linear_{_NAMES[dtype]}"]
-        self._linear.argtypes = [*[pointer] * 5, *[number] * 3, ctypes.c_int]
+        self._linear: dict[torch.dtype, Any] = {
+            kind: library[f"linear_{_NAMES[kind]}_{_NAMES[dtype]}"]
+            for kind in {dtype, torch.bfloat16}
+        }
+        for linear in self._linear.values():
+            linear.argtypes = [*[pointer] * 5, *[number] * 3, ctypes.c_int]
         self._norm: Any = library[f"rms_norm_{_NAMES[dtype]}"]
         self._norm.argtypes = [*[pointer] * 3, *[number] * 2, ctypes.c_float]
         self._rotate: Any = library[f"rotate_{_NAMES[dtype]}"]
         self._rotate.argtypes = [pointer, number, pointer, pointer, *[number] * 3]
-        for function in (self._linear, self._norm, self._rotate):
+        for function in (*self._linear.values(), self._norm, self._rotate):
             function.restype = None
 
     def linear(
@@ -57,7 +61,7 @@ class Kernels:
 
         Args:
             x: [..., in], contiguous: n tokens.
-            weight: [out, in], contiguous.
+            weight: [out, in], contiguous, of the states' dtype or bfloat16.
             bias: [out] or None.
             then: "none", "silu", "add" or "multiply".
             other: [n, out], contiguous; for the last two.
@@ -68,7 +72,7 @@ class Kernels:
         wide = x.shape[-1]
         tokens = x.numel() // wide
         y = x.new_empty(tokens, weight.shape[0])
-        self._linear(
+        self._linear[weight.dtype](
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
             x.data_ptr(),

@@ -114,3 +114,18 @@ def _kernels(dtype: torch.dtype) -> native.Kernels:
     if kernels is None:
         pytest.skip("no C compiler here")
     return kernels
+
+
+def test_weights_that_are_bfloat16_numbers_are_read_as_such() -> None:
+    _kernels(torch.float32)
+    weight = torch.randn(40, 24).bfloat16().float()
+    x = torch.randn(3, 24)
+    halved, whole = FrozenLinear([weight]), FrozenLinear([weight + 2.0**-20])
+    if halved.packed is None:
+        pytest.skip("no packed map here: the weight is kept for more tokens too")
+    assert halved.weight is not None
+    assert whole.weight is not None
+    assert (halved.weight.dtype, whole.weight.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(halved(x), F.linear(x, weight))
+    many = torch.randn(20, 24)
+    torch.testing.assert_close(halved(many), F.linear(many, weight))
