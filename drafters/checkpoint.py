@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
@@ -32,14 +33,16 @@ def save_drafter(
     folder: str | Path,
     target: Target,
     training: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Path:
     """Write a drafter's folder; what stood there is replaced in one step.
 
     Args:
-        drafter: its own tensors are saved, as they are.
+        drafter: its own tensors are saved.
         folder: where; parents are made.
         target: whose fingerprint is stored.
         training: how it came about (settings, measured figures): stored, never read back.
+        dtype: of the saved parameters; None: as they are.
     """
     config = {
         "format_version": FORMAT_VERSION,
@@ -49,7 +52,10 @@ def save_drafter(
         "target": Fingerprint.of(target).to_dict(),
         "training": dict(training or {}),
     }
-    tensors = {name: t.detach().contiguous() for name, t in drafter.state_dict().items()}
+    tensors = {
+        name: (t.to(dtype) if dtype is not None and t.is_floating_point() else t).contiguous()
+        for name, t in drafter.state_dict().items()
+    }
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:

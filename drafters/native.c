@@ -167,12 +167,13 @@ static inline float sum(vec v) {
         }                                                                                          \
     }
 
-/* x [tokens, heads, width], tokens `stride` apart, turned in place; sin's first half is negated */
+/* x [tokens, heads, width], tokens `stride` apart, turned in place; cosine and sine [tokens, width],
+   tokens `phase_stride` apart, the sine's first half negated */
 #define ROTATE(T)                                                                                  \
-    void rotate_##T(T *x, long stride, const T *cosine, const T *sine, long tokens, long heads,    \
-                    long width) {                                                                  \
+    void rotate_##T(T *x, long stride, const T *cosine, const T *sine, long phase_stride,          \
+                    long tokens, long heads, long width) {                                         \
         long half = width / 2;                                                                     \
-        for (long n = 0; n < tokens; n++, cosine += width, sine += width)                          \
+        for (long n = 0; n < tokens; n++, cosine += phase_stride, sine += phase_stride)            \
             for (long h = 0; h < heads; h++) {                                                     \
                 T *low = x + n * stride + h * width, *high = low + half;                           \
                 for (long d = 0; d < half; d++) {                                                  \

@@ -50,7 +50,7 @@ class Kernels:
         self._norm: Any = library[f"rms_norm_{_NAMES[dtype]}"]
         self._norm.argtypes = [*[pointer] * 3, *[number] * 2, ctypes.c_float]
         self._rotate: Any = library[f"rotate_{_NAMES[dtype]}"]
-        self._rotate.argtypes = [pointer, number, pointer, pointer, *[number] * 3]
+        self._rotate.argtypes = [pointer, number, pointer, pointer, *[number] * 4]
         for function in (*self._linear.values(), self._norm, self._rotate):
             function.restype = None
 
@@ -94,9 +94,16 @@ class Kernels:
         return y
 
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Apply rotary phases in place to [n, H, hd], a token's heads contiguous."""
+        """Apply rotary phases in place.
+
+        Args:
+            x: [n, H, hd]; a token's heads contiguous.
+            cos: [n, 1, hd]; a token's phases contiguous.
+            sin: as cos, its first half negated.
+        """
         tokens, heads, width = x.shape
-        phases = cos.data_ptr(), sin.data_ptr()
+        assert cos.stride(0) == sin.stride(0)
+        phases = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
         self._rotate(x.data_ptr(), x.stride(0), *phases, tokens, heads, width)
 
 

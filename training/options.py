@@ -241,6 +241,7 @@ class TrainSettings:
         seed: of the weights' start, the data order and decoding.
         precision: "no" (float32) or bf16 (mixed; parameters stay float32).
         target_dtype: float32 or bfloat16.
+        publish_dtype: bfloat16 or float32: what is measured and published, of float32 masters.
         threads: CPU threads a process; 0: the machine's cores over the processes on it.
     """
 
@@ -262,6 +263,7 @@ class TrainSettings:
     seed: int = 0
     precision: str = "no"
     target_dtype: str = "float32"
+    publish_dtype: str = "bfloat16"
     threads: int = 0
 
     def __post_init__(self) -> None:
@@ -272,7 +274,8 @@ class TrainSettings:
                 "rewrite the file by --help, or use the version of the code that wrote it"
             )
         _one_of("precision", self.precision, ("no", "bf16"))
-        _one_of("target_dtype", self.target_dtype, ("float32", "bfloat16"))
+        for name in ("target_dtype", "publish_dtype"):
+            _one_of(name, getattr(self, name), ("float32", "bfloat16"))
         _at_least(0, "save_times", self.save_times)
         _at_least(0, "threads", self.threads)
 

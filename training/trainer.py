@@ -21,6 +21,7 @@ from torch import Tensor
 from drafters.base import NeuralDrafter
 from drafters.checkpoint import save_drafter
 from drafters.losses import LossSums
+from drafters.rounding import rounded
 from drafters.target import Target
 from inference.stats import Acceptance
 from training.batches import order_of
@@ -182,9 +183,11 @@ class Trainer:
         if self.accelerator.is_main_process:
             trained = self.drafter.training
             self.drafter.eval()
-            metrics = held_out_metrics(self.run.objective, self.run.held_out) | self._acceptance()
+            with rounded(self.drafter, self._published_dtype):
+                metrics = held_out_metrics(self.run.objective, self.run.held_out)
+                metrics |= self._acceptance()
+                self._publish_best(metrics)
             self.drafter.train(trained)
-            self._publish_best(metrics)
         self.accelerator.wait_for_everyone()
         return metrics
 
@@ -204,6 +207,10 @@ class Trainer:
             )
             self._publish("last", {})
         self.accelerator.wait_for_everyone()
+
+    @property
+    def _published_dtype(self) -> torch.dtype:
+        return getattr(torch, self.settings.publish_dtype)
 
     @property
     def _group(self) -> int:
@@ -304,4 +311,5 @@ class Trainer:
 
     def _publish(self, name: str, metrics: dict[str, float]) -> None:
         about = {**self.run.identity, "step": self.progress.step, "metrics": metrics}
-        save_drafter(self.drafter, self.output / name, self.target, about)
+        dtype = self._published_dtype
+        save_drafter(self.drafter, self.output / name, self.target, about, dtype)

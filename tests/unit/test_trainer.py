@@ -17,6 +17,7 @@ from drafters.base import Batch, NeuralDrafter
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.losses import LossSettings
+from drafters.rounding import rounded
 from drafters.target import Target
 from inference.stats import Acceptance, Round, acceptance
 from tests.tiny import tiny_target
@@ -206,16 +207,25 @@ def test_the_best_drafter_by_tau_is_published_and_loads(tmp_path: Path, target: 
     best = json.loads((tmp_path / "best" / "config.json").read_text())["training"]
     assert best["step"] == 8  # of equals the later one
     assert best["metrics"]["tau"] == 2.0
-    # case A36: every tensor of the file is the live one
-    for name, found in (("best", published[3]), ("last", weights(trainer.drafter))):
+    # case A36: every tensor of the file is the live one; what was measured is what is published
+    masters = weights(trainer.drafter)
+    for name, found in (("best", published[3]), ("last", masters)):
         file = load_file(tmp_path / name / "model.safetensors")
         assert file.keys() == found.keys()
         for key, value in found.items():
-            assert torch.equal(file[key], value)
+            kind = torch.bfloat16 if value.is_floating_point() else value.dtype
+            assert file[key].dtype == kind
+            assert torch.equal(file[key], value.to(kind))
+            if name == "best":
+                assert torch.equal(file[key].to(value.dtype), value)
+    # the masters keep what rounding would lose
+    assert any(
+        not torch.equal(m, m.bfloat16().float()) for m in masters.values() if m.is_floating_point()
+    )
     loaded = load_drafter(tmp_path / "best", target)
     assert isinstance(loaded, NeuralDrafter)
     lesson = trainer.run.lessons[0]
-    with torch.no_grad():
+    with torch.no_grad(), rounded(trainer.drafter, torch.bfloat16):
         for one, two in zip(
             loaded.predict(lesson.batch, target),
             trainer.drafter.predict(lesson.batch, target),
