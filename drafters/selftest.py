@@ -23,7 +23,7 @@ _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"}
 # (tokens of the prompt, parents of the tree): unequal rows, nodes out of depth-first order
 _ROWS = ((6, (-1, 0, 0, 1, 2, 3)), (3, (-1, 0, 1)))
 _TOLERANCE = 1e-3  # of what is served, relative to the middle size of its entries, float32
-_COARSE = 0.1  # the same where weights have fewer bits; routers may flip there, so of most tokens
+_COARSE = 0.25  # the same where weights have fewer bits; routers may flip there, so of most tokens
 
 
 def check_kind(config: Any, model_class: Any = None) -> None:

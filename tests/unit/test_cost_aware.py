@@ -197,7 +197,7 @@ def decoder_of(target: Target, name: str, prices: Prices, rows: int) -> Decoder:
         drafter.eval()
     growth = CostAware(6, 2, 3).priced(prices)
     return Decoder(
-        target, drafter, growth, rows=rows, capacity=64, warp=Warp(), stop=Stop(), verify=lossless
+        target, drafter, growth, rows=rows, capacity=64, warp=Warp(), stop=Stop(), verify="lossless"
     )
 
 
@@ -241,7 +241,7 @@ def test_a_drafter_that_is_right_is_followed_to_full_depth(target: Target) -> No
     growth = CostAware(8, 1, 4).priced(FREE)
     drafter = ScriptedDrafter(truth)
     decoder = Decoder(
-        target, drafter, growth, rows=1, capacity=64, warp=Warp(), stop=Stop(), verify=lossless
+        target, drafter, growth, rows=1, capacity=64, warp=Warp(), stop=Stop(), verify="lossless"
     )
     assert run(decoder, prompts, 40) == truth
     assert isinstance(decoder.growth, CostAwareGrowth)

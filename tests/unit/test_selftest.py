@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 
@@ -101,8 +102,7 @@ class NoWindow(LeanModel):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        for layer in self.layers:
-            layer.window = None
+        self.layers = [replace(layer, window=None) for layer in self.layers]
 
 
 @pytest.mark.parametrize(
