@@ -116,6 +116,9 @@ class CostAwareGrowth:
         self._drafted = 0  # levels of the round under way
         self._trees: list[TokenTree] = []  # of the round under way
 
+    def __repr__(self) -> str:
+        return f"CostAwareGrowth({self.limits})"
+
     @property
     def depth(self) -> int:
         """Return the largest number of levels."""
