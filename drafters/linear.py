@@ -81,7 +81,7 @@ class FrozenLinear:
             assert self.weight is not None
             other = None if other is None else other.contiguous()
             y = own.linear(x.contiguous(), self.weight, self.bias, then, other)
-            return y.view(*x.shape[:-1], self.out_features)
+            return y if x.ndim == 2 else y.view(*x.shape[:-1], self.out_features)
         if self.packed is None:
             assert self.weight is not None
             return _AFTER[then](F.linear(x, self.weight, self.bias), other)
