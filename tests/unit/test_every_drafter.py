@@ -3,6 +3,7 @@
 A new family needs an entry in OPTIONS only if its defaults do not fit a tiny target.
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def make(name: str, target: Target) -> Drafter:
         options["model"] = Target(tiny_model(seed=9, num_hidden_layers=2), name="small")
     drafter = build_drafter(name, options, target.shape)
     if isinstance(drafter, NeuralDrafter):
-        drafter.init_from(target)
+        with contextlib.suppress(UserError):  # layers of another kind: it stays as it was made
+            drafter.init_from(target)
         for parameter in drafter.parameters():  # away from special starting points
             parameter.data += 0.05 * torch.randn_like(parameter)
         drafter.eval()
