@@ -41,6 +41,7 @@ def app(summary: str) -> typer.Typer:
 def run(cli: typer.Typer) -> NoReturn:
     """Run a command line and end the process: 0 done, 2 the user's mistake, 130 interrupted."""
     warn()
+    _quiet_bars()
     try:
         code = cli(standalone_mode=False)
     except UserError as error:
@@ -52,6 +53,12 @@ def run(cli: typer.Typer) -> NoReturn:
     if code == 130:
         note("interrupted; what was saved stays")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _quiet_bars() -> None:
+    """Leave transformers' bars out where stderr is no terminal, if it is imported at all."""
+    if not stderr.is_terminal and "transformers" in sys.modules:
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
 
 
 def warn() -> None:
