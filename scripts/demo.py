@@ -207,7 +207,10 @@ def _wait_for_group(group: int) -> None:
 def _show(path: Path) -> None:
     console = Console()
     console.width = console.width if console.is_terminal else _WIDTH
-    console.print(report.table(json.loads(path.read_text())))
+    result = json.loads(path.read_text())
+    console.print(report.table(result))
+    if result.get("peers"):
+        console.print(report.peers_table(result))
     note(f"all figures: {path}")
 
 
