@@ -25,7 +25,7 @@ bench: setup ## the full table on what the demo trained
 test: setup ## every test; those that need a GPU are skipped without one
 	$(PY) -m pytest -m '' -n 2
 
-check: setup ## lint, types and the fast tests, side by side (under 2 minutes)
+check: setup ## lint, types and the fast tests, side by side (about 3 minutes)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types fast lint
 
 mutants: setup ## mutate what the exact tests prove (hours; MUTANTS='drafters.laws*' for one file)
