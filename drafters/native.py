@@ -21,7 +21,7 @@ from torch import Tensor
 
 from drafters.embedded import cache_root
 
-MOST_TOKENS = 12  # beyond, oneDNN's packed kernel is as fast (docs/performance.md)
+MOST_TOKENS = 12  # beyond, oneDNN's packed kernel is as fast
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
