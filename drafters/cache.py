@@ -261,18 +261,13 @@ def _placement(
     offset[real] = torch.cat([block.offset for block in taken if block is not None])
     position = lengths[:, None] + offset
     columns = lengths[:, None] + torch.arange(width)
-    first_cell = torch.arange(rows.start, rows.stop)[:, None] * cache.capacity
     full = bool(real.all())
     grid = None if full else real.view(-1).nonzero().squeeze(-1)
-    cells = (first_cell + columns).view(-1)
-    positions = position.view(-1)
-    if grid is not None:
-        cells, positions = cells[grid], positions[grid]
+    positions = position.view(-1) if grid is None else position.view(-1)[grid]
     hidden, key_position = _visibility(taken, lengths, position, span)
-    start = rows.start * cache.capacity + int(lengths[0])
     return Placement(
         rows=rows,
-        cells=slice(start, start + width) if count == 1 else cells.to(device),
+        cells=_cells(cache, rows, columns, grid),
         positions=positions.to(device),
         grid=None if grid is None else grid.to(device),
         width=width,
@@ -282,6 +277,16 @@ def _placement(
         key_position=key_position.to(device),
         counts=counts,
     )
+
+
+def _cells(cache: KVCache, rows: slice, columns: Tensor, grid: Tensor | None) -> Tensor | slice:
+    """Return the flat cells of columns [R, n]: one run for a single row."""
+    if len(columns) == 1:
+        start = rows.start * cache.capacity + int(columns[0, 0])
+        return slice(start, start + columns.shape[1])
+    first = torch.arange(rows.start, rows.stop)[:, None] * cache.capacity
+    cells = (first + columns).view(-1)
+    return (cells if grid is None else cells[grid]).to(cache.store.device)
 
 
 def _visibility(

@@ -252,7 +252,7 @@ def _part(own: Tally, plain: Tally, inside: Keep) -> dict[str, Any]:
 def _peer(measured: Measurement, peer: Peer, plain: Tally) -> dict[str, Any]:
     """Return what another library's decoding does, and what ours does over it."""
     numbers = range(len(measured.ids))
-    decode = [_sum(Work(o.decoded, o.seconds) for o in peer.outputs[n]) for n in numbers]
+    decode = _decoding(peer, numbers)
     whole = [_sum(Work(len(o.ids), o.total_seconds) for o in peer.outputs[n]) for n in numbers]
     alone = measured.peers[0]
     found = {
@@ -265,12 +265,15 @@ def _peer(measured: Measurement, peer: Peer, plain: Tally) -> dict[str, Any]:
         "identical": None,
     }
     if alone.name == "hf" and peer is not alone:
-        base = [_sum(Work(o.decoded, o.seconds) for o in alone.outputs[n]) for n in numbers]
-        found["over_hf"] = _pair(speedup(decode, base))
+        found["over_hf"] = _pair(speedup(decode, _decoding(alone, numbers)))
     if measured.settings.warp.greedy:
         same = [plain.outputs(n)[0] == peer.outputs[n][0].ids for n in numbers]
         found["identical"] = sum(same)
     return found
+
+
+def _decoding(peer: Peer, numbers: Iterable[int]) -> list[Work]:
+    return [_sum(Work(o.decoded, o.seconds) for o in peer.outputs[n]) for n in numbers]
 
 
 def _sum(parts: Iterable[Work]) -> Work:
