@@ -7,7 +7,7 @@ depends on (seed, i) alone.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from time import perf_counter
@@ -21,7 +21,7 @@ from training.chat_settings import MOST_TURNS, ChatSettings
 from training.conversation import Conversation
 from training.forms import ChatForm, PlainText
 from training.sampler import ABANDONED, Job, Law, Sample, Sampler
-from training.sources import TEXTS, Source
+from training.sources import SELF_CHAT, TEXTS, Source
 
 _STREAMS = 2 * MOST_TURNS  # of random numbers a chat owns
 
@@ -247,9 +247,23 @@ def _drop_known(chats: Sequence[Conversation], seen: set[str]) -> None:
         seen.add(key)
 
 
+def row_keys(row: Mapping[str, Any], kind: str) -> list[str]:
+    """Return the keys of a stored chat, those that it had when it was made.
+
+    Args:
+        row: as SCHEMA has them (training/shards.py).
+        kind: of the source it came from.
+    """
+    asked = [m["content"] for m in row["messages"] if m["role"] == "user"]
+    return [_text_key("\n".join(asked[: 1 if kind == SELF_CHAT else None])), _digest(row["ids"])]
+
+
 def _question_key(chat: Conversation) -> str:
     """Return a key of what is asked: given messages, or the first one; case and marks apart."""
-    text = "\n".join(chat.start.given) or chat.messages[0]["content"]
+    return _text_key("\n".join(chat.start.given) or chat.messages[0]["content"])
+
+
+def _text_key(text: str) -> str:
     words = re.findall(r"\w+", text.lower())
     return _digest(" ".join(words) or text.strip())
 
