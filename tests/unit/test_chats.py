@@ -335,7 +335,7 @@ def test_a_finished_data_set_grows(tmp_path: Path) -> None:
     assert numbers[5] >= first["made"]
     assert grown["made"] == 12 + grown["beyond_the_goal"] + sum(grown["dropped"].values())
     assert not (tmp_path / "shards").exists()
-    with pytest.raises(UserError, match="holds 12 chats .* ask for more than that"):
+    with pytest.raises(UserError, match=r"holds 12 chats .* ask for more than that"):
         fill(tmp_path, Goal(chats=7))
 
 
