@@ -6,10 +6,9 @@ exactly that. Embeddings are the target's, the head is the drafter's own on its 
 Source: Li et al. 2025 (EAGLE-3, arXiv 2503.01840); tap_norm and norm_output: EAGLE-3.1 (2026).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drafters.alignment import supervised
-from drafters.base import Batch, Features, NeuralDrafter, Prediction
+from drafters.base import Batch, Features, Prediction
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.layers import (
@@ -30,14 +29,13 @@ from drafters.layers import (
     packed_linear,
     packed_norm,
 )
-from drafters.options import fill_options
 from drafters.packed import PackedLayer
 from drafters.recurrent import RecurrentSession
+from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.shape import TargetShape
 from drafters.target import Target
 from drafters.unrolled import Documents, UnrolledAttention
-from drafters.vocab import DraftVocabulary
 
 Start = Literal["target", "random"]
 
@@ -121,7 +119,7 @@ class EagleParts:
 
 
 @register
-class EagleDrafter(NeuralDrafter):
+class EagleDrafter(ReducedDrafter[EagleOptions]):
     """EAGLE-3 for one target.
 
     Args:
@@ -130,14 +128,12 @@ class EagleDrafter(NeuralDrafter):
     """
 
     name: ClassVar[str] = "eagle"
+    schema = EagleOptions
 
     def __init__(self, config: EagleOptions, shape: TargetShape) -> None:
         """Make untrained weights."""
-        super().__init__()
-        taps = _checked_taps(config.taps, shape)
-        self.vocabulary = DraftVocabulary(config.draft_vocab_size, shape.vocab_size)
-        self.config = replace(config, taps=taps, draft_vocab_size=self.vocabulary.size)
-        self.shape = shape
+        taps = shape.taps(config.taps)
+        super().__init__(replace(config, taps=taps), shape)
         self.features = Features(layers=taps)
         self.rotary = Rotary(shape)
         width = shape.hidden_size
@@ -158,20 +154,6 @@ class EagleDrafter(NeuralDrafter):
         self.norm = Norm(width, shape.norm_epsilon)
         self.head = nn.Linear(width, len(self.vocabulary), bias=False)
 
-    @classmethod
-    def build(cls, options: Mapping[str, object], shape: TargetShape) -> "EagleDrafter":
-        """Make an untrained one from its options; see EagleOptions."""
-        return cls(fill_options(cls.name, EagleOptions, options), shape)
-
-    def options(self) -> dict[str, object]:
-        """Return the resolved options."""
-        return asdict(self.config)
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Return the draft vocabulary."""
-        return self.vocabulary.ids
-
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
         """Start where the target ends: its last layers, its head, its highest tapped layer.
@@ -188,8 +170,7 @@ class EagleDrafter(NeuralDrafter):
             self.fusion.weight.zero_()
             self.fusion.weight[:, -self.shape.hidden_size :].fill_diagonal_(1.0)
         if config.init_head == "target":
-            ids = torch.arange(self.shape.vocab_size) if self.ids is None else self.ids
-            self.head.weight.copy_(target.head_rows(ids))
+            self.head.weight.copy_(self.head_rows(target))
             norm = target.norm_state().get("weight")
             if norm is not None:
                 self.norm.weight.copy_(norm)
@@ -262,18 +243,6 @@ class EagleDrafter(NeuralDrafter):
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> RecurrentSession:
         """Start a decoding session on a frozen copy of the weights."""
         return RecurrentSession(self, target, growth, rows, capacity)
-
-
-def _checked_taps(taps: tuple[int, ...] | None, shape: TargetShape) -> tuple[int, ...]:
-    if taps is None:
-        return shape.default_taps
-    ascending = all(a < b for a, b in pairwise(taps))
-    if not taps or not ascending or taps[0] < 0 or taps[-1] >= shape.num_layers:
-        raise UserError(
-            f"taps are {list(taps)}: give one or more distinct layers, ascending, from 0 to "
-            f"{shape.num_layers - 1}"
-        )
-    return taps
 
 
 def _prediction(

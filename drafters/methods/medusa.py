@@ -7,8 +7,8 @@ ids. By default one output matrix serves all heads: at 8192 ids of width 576 it 
 train it. Source: Cai et al. 2024 (Medusa-1, arXiv 2401.10774).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, cast
 
@@ -17,19 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drafters.alignment import supervised
-from drafters.base import Batch, Commit, Features, NeuralDrafter, Prediction
+from drafters.base import Batch, Commit, Features, Prediction
 from drafters.errors import UserError
 from drafters.frontier import Frontier
 from drafters.growth import Growth
 from drafters.layers import packed_linear
-from drafters.options import fill_options
+from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.sampling import RowRandom, Warp
 from drafters.session import by_row
 from drafters.shape import TargetShape
 from drafters.target import Target
 from drafters.tree import TokenTree
-from drafters.vocab import DraftVocabulary
 
 
 @dataclass
@@ -70,7 +69,7 @@ class ResidualBlock(nn.Module):
 
 
 @register
-class MedusaDrafter(NeuralDrafter):
+class MedusaDrafter(ReducedDrafter[MedusaOptions]):
     """Medusa heads for one target.
 
     Args:
@@ -79,14 +78,12 @@ class MedusaDrafter(NeuralDrafter):
     """
 
     name: ClassVar[str] = "medusa"
+    schema = MedusaOptions
+    features = Features(last=True)
 
     def __init__(self, config: MedusaOptions, shape: TargetShape) -> None:
         """Make heads whose blocks do nothing yet."""
-        super().__init__()
-        self.vocabulary = DraftVocabulary(config.draft_vocab_size, shape.vocab_size)
-        self.config = replace(config, draft_vocab_size=self.vocabulary.size)
-        self.shape = shape
-        self.features = Features(last=True)
+        super().__init__(config, shape)
         width = shape.hidden_size
         self.heads = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(width) for _ in range(config.blocks)))
@@ -96,26 +93,12 @@ class MedusaDrafter(NeuralDrafter):
         size = len(self.vocabulary)
         self.outputs = nn.ModuleList(nn.Linear(width, size, bias=False) for _ in range(outputs))
 
-    @classmethod
-    def build(cls, options: Mapping[str, object], shape: TargetShape) -> "MedusaDrafter":
-        """Make an untrained one from its options; see MedusaOptions."""
-        return cls(fill_options(cls.name, MedusaOptions, options), shape)
-
-    def options(self) -> dict[str, object]:
-        """Return the resolved options."""
-        return asdict(self.config)
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Return the draft vocabulary."""
-        return self.vocabulary.ids
-
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
         """Start every output matrix as the target's rows of the kept ids."""
-        ids = torch.arange(self.shape.vocab_size) if self.ids is None else self.ids
+        rows = self.head_rows(target)
         for output in self.linears():
-            output.weight.copy_(target.head_rows(ids))
+            output.weight.copy_(rows)
 
     def linears(self) -> list[nn.Linear]:
         """Return the output matrices: one, or one a head."""
