@@ -79,6 +79,7 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     torch.manual_seed(3)
     options: dict[str, object] = {
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
+        "hydra": {"draft_vocab_size": kept, "heads": 3},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
@@ -110,6 +111,7 @@ FIXED = [
     ("ngram", Chain(2)),
     ("medusa", Chain(2)),
     ("medusa", Static((2, 1))),
+    ("hydra", Dynamic(3, 2, 2)),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
@@ -188,6 +190,7 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("medusa", Chain(2, "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "traversal"),
+        ("hydra", Chain(2, "sampled"), "lossless"),
         ("eagle", Chain(2, "sampled"), "block"),
         ("eagle", Static((2,), "sampled"), "traversal"),
         ("draft_model", Static((2,), "sampled"), "lossless"),
