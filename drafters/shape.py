@@ -1,6 +1,7 @@
 """TargetShape: the numbers of a target that a drafter is built from, saved with every drafter."""
 
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from drafters.errors import UserError
@@ -70,6 +71,22 @@ class TargetShape:
                 f"name the layers yourself, distinct ids from 0 to {count - 1}"
             )
         return (1, count // 2 - 1, count - 4)
+
+    def taps(self, given: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Return the layers that a drafter reads: those given, or the usual ones.
+
+        Raises:
+            UserError: if they are not distinct, ascending and of this target.
+        """
+        if given is None:
+            return self.default_taps
+        ascending = all(a < b for a, b in pairwise(given))
+        if not given or not ascending or given[0] < 0 or given[-1] >= self.num_layers:
+            raise UserError(
+                f"taps are {list(given)}: give one or more distinct layers, ascending, from 0 to "
+                f"{self.num_layers - 1}"
+            )
+        return given
 
 
 def _max_positions(config: Any, rope: dict[str, Any]) -> int:

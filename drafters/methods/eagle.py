@@ -6,18 +6,16 @@ exactly that. Embeddings are the target's, the head is the drafter's own on its 
 Source: Li et al. 2025 (EAGLE-3, arXiv 2503.01840); tap_norm and norm_output: EAGLE-3.1 (2026).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafters.alignment import supervised
-from drafters.base import Batch, Features, NeuralDrafter, Prediction
+from drafters.alignment import slot_prediction
+from drafters.base import Batch, Features, Prediction
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.layers import (
@@ -30,14 +28,13 @@ from drafters.layers import (
     packed_linear,
     packed_norm,
 )
-from drafters.options import fill_options
 from drafters.packed import PackedLayer
 from drafters.recurrent import RecurrentSession
+from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.shape import TargetShape
 from drafters.target import Target
-from drafters.unrolled import Documents, UnrolledAttention
-from drafters.vocab import DraftVocabulary
+from drafters.unrolled import unroll
 
 Start = Literal["target", "random"]
 
@@ -121,7 +118,7 @@ class EagleParts:
 
 
 @register
-class EagleDrafter(NeuralDrafter):
+class EagleDrafter(ReducedDrafter[EagleOptions]):
     """EAGLE-3 for one target.
 
     Args:
@@ -130,14 +127,12 @@ class EagleDrafter(NeuralDrafter):
     """
 
     name: ClassVar[str] = "eagle"
+    schema = EagleOptions
 
     def __init__(self, config: EagleOptions, shape: TargetShape) -> None:
         """Make untrained weights."""
-        super().__init__()
-        taps = _checked_taps(config.taps, shape)
-        self.vocabulary = DraftVocabulary(config.draft_vocab_size, shape.vocab_size)
-        self.config = replace(config, taps=taps, draft_vocab_size=self.vocabulary.size)
-        self.shape = shape
+        taps = shape.taps(config.taps)
+        super().__init__(replace(config, taps=taps), shape)
         self.features = Features(layers=taps)
         self.rotary = Rotary(shape)
         width = shape.hidden_size
@@ -158,20 +153,6 @@ class EagleDrafter(NeuralDrafter):
         self.norm = Norm(width, shape.norm_epsilon)
         self.head = nn.Linear(width, len(self.vocabulary), bias=False)
 
-    @classmethod
-    def build(cls, options: Mapping[str, object], shape: TargetShape) -> "EagleDrafter":
-        """Make an untrained one from its options; see EagleOptions."""
-        return cls(fill_options(cls.name, EagleOptions, options), shape)
-
-    def options(self) -> dict[str, object]:
-        """Return the resolved options."""
-        return asdict(self.config)
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Return the draft vocabulary."""
-        return self.vocabulary.ids
-
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
         """Start where the target ends: its last layers, its head, its highest tapped layer.
@@ -188,8 +169,7 @@ class EagleDrafter(NeuralDrafter):
             self.fusion.weight.zero_()
             self.fusion.weight[:, -self.shape.hidden_size :].fill_diagonal_(1.0)
         if config.init_head == "target":
-            ids = torch.arange(self.shape.vocab_size) if self.ids is None else self.ids
-            self.head.weight.copy_(target.head_rows(ids))
+            self.head.weight.copy_(self.head_rows(target))
             norm = target.norm_state().get("weight")
             if norm is not None:
                 self.norm.weight.copy_(norm)
@@ -210,8 +190,9 @@ class EagleDrafter(NeuralDrafter):
             self.shape.norm_epsilon,
         )
 
-    def frozen(self, dtype: torch.dtype) -> EagleParts:
-        """Return a packed copy of the maps in this dtype, for decoding."""
+    def frozen(self, target: Target) -> EagleParts:
+        """Return a packed copy of the maps in the target's dtype, for decoding."""
+        dtype = target.dtype
         return EagleParts(
             packed_linear(self.fusion, dtype),
             None if self.tap_norm is None else self.tap_norm.detach().to(dtype, copy=True),
@@ -223,70 +204,18 @@ class EagleDrafter(NeuralDrafter):
         )
 
     def predict(self, batch: Batch, target: Target) -> list[Prediction]:
-        """Unroll every slot `unroll` steps: true tokens, the drafter's own states.
-
-        Slot i at step s carries token i + s + 1 at rotary position i + s, and predicts position
-        i + s + 1. Gradients flow through all steps. From step 1 on, slots without a supervised
-        label are left out.
-        """
+        """Unroll every slot `unroll` steps: true tokens, the drafter's own states."""
         if batch.taps is None:
             raise ValueError(f"{self.name} reads layers {self.features.layers}: batch.taps is None")
-        rows, length = batch.ids.shape
         parts = self.parts()
-        documents = Documents(batch.document)
-        attention = [UnrolledAttention(documents) for _ in self.layers]
-        slots = torch.arange(length, device=batch.ids.device).expand(rows, length)
         taps = batch.taps.to(self.fusion.weight.dtype)
         state = parts.fuse(taps).to(taps.dtype)  # the residual stream stays exact under autocast
-        predictions = []
-        for step in range(self.config.unroll):
-            if step == 1:
-                slots = self._useful(batch)
-                state = state.gather(1, slots[..., None].expand(-1, -1, state.shape[-1]))
-                for layer in attention:
-                    layer.narrow(slots)
-            tokens = batch.ids.gather(1, (slots + step + 1).clamp_max(length - 1))
-            rotary = self.rotary(batch.position.gather(1, slots) + step, state.dtype)
-            embedding = target.embed(tokens).to(state.dtype)
-            state = parts.advance(state, embedding, rotary, attention)
-            predictions.append(_prediction(batch, slots, step, state, parts))
-        return predictions
-
-    def _useful(self, batch: Batch) -> Tensor:
-        """Return the slots [B, T'] with a label at step 1 or later, filled up with others."""
-        labels = [supervised(batch, step + 2) for step in range(1, self.config.unroll)]
-        useful = torch.stack(labels).any(0)
-        width = max(1, int(useful.sum(1).max()))
-        return useful.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+        steps = unroll(parts, self.rotary, batch, target, state, self.config.unroll)
+        return [
+            slot_prediction(batch, slots, step, state, parts.logits)
+            for step, (slots, state) in enumerate(steps)
+        ]
 
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> RecurrentSession:
         """Start a decoding session on a frozen copy of the weights."""
         return RecurrentSession(self, target, growth, rows, capacity)
-
-
-def _checked_taps(taps: tuple[int, ...] | None, shape: TargetShape) -> tuple[int, ...]:
-    if taps is None:
-        return shape.default_taps
-    ascending = all(a < b for a, b in pairwise(taps))
-    if not taps or not ascending or taps[0] < 0 or taps[-1] >= shape.num_layers:
-        raise UserError(
-            f"taps are {list(taps)}: give one or more distinct layers, ascending, from 0 to "
-            f"{shape.num_layers - 1}"
-        )
-    return taps
-
-
-def _prediction(
-    batch: Batch, slots: Tensor, step: int, state: Tensor, parts: EagleParts
-) -> Prediction:
-    """Return what the slots [B, T'] predict at a step, where a label is supervised."""
-    rows, length = batch.ids.shape
-    first = torch.arange(rows, device=slots.device)[:, None] * length
-    chosen = supervised(batch, step + 2).gather(1, slots).flatten().nonzero()[:, 0]
-    group = (first + slots).flatten()[chosen]
-    logits = partial(_logits, parts, state.flatten(0, 1)[chosen])
-    return Prediction(group + step + 1, step + 1, group, logits)
-
-
-def _logits(parts: EagleParts, state: Tensor, span: slice) -> Tensor:
-    return parts.logits(state[span])

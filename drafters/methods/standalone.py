@@ -9,7 +9,7 @@ FR-Spec (Zhao et al. 2025, arXiv 2502.14856).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, cast
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from drafters.alignment import supervised
-from drafters.base import Batch, Features, NeuralDrafter, Prediction
+from drafters.base import Batch, Features, Prediction
 from drafters.cache import KVCache, Placement
 from drafters.errors import UserError
 from drafters.growth import Growth
@@ -34,13 +34,12 @@ from drafters.layers import (
     packed_norm,
 )
 from drafters.methods.draft_model import ModelSession
-from drafters.options import fill_options
+from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.session import cache_attention
 from drafters.shape import TargetShape
 from drafters.target import Target
 from drafters.unrolled import Documents, UnrolledAttention
-from drafters.vocab import DraftVocabulary
 
 _PROJECTIONS = {"q_norm": "qk_norm", "q_proj.bias": "attention_bias"}
 
@@ -75,7 +74,7 @@ class StandaloneOptions:
 
 
 @register
-class StandaloneDrafter(NeuralDrafter):
+class StandaloneDrafter(ReducedDrafter[StandaloneOptions]):
     """A small causal LM for one target.
 
     Args:
@@ -84,22 +83,17 @@ class StandaloneDrafter(NeuralDrafter):
     """
 
     name: ClassVar[str] = "standalone"
+    schema = StandaloneOptions
     features = Features()
 
     def __init__(self, config: StandaloneOptions, target: TargetShape) -> None:
         """Make untrained weights."""
-        super().__init__()
         if config.model and not config.model_shape:
             config = replace(config, model_shape=_read_shape(config.model, target).to_dict())
-        self.shape = TargetShape(**config.model_shape) if config.model_shape else target
-        layers = _checked_layers(config, self.shape.num_layers)
-        self.vocabulary = DraftVocabulary(config.draft_vocab_size, target.vocab_size)
-        self.config = replace(
-            config,
-            layers=layers,
-            num_layers=len(layers),
-            draft_vocab_size=self.vocabulary.size,
-        )
+        shape = TargetShape(**config.model_shape) if config.model_shape else target
+        layers = _checked_layers(config, shape.num_layers)
+        # the model to start from has the target's vocabulary
+        super().__init__(replace(config, layers=layers, num_layers=len(layers)), shape)
         kind = LayerKind(qk_norm=config.qk_norm, bias=config.attention_bias)
         width = self.shape.hidden_size
         self.rotary = Rotary(self.shape)
@@ -107,20 +101,6 @@ class StandaloneDrafter(NeuralDrafter):
         self.layers = nn.ModuleList(DecoderLayer(self.shape, kind) for _ in layers)
         self.norm = Norm(width, self.shape.norm_epsilon)
         self.head = nn.Linear(width, len(self.vocabulary), bias=False)
-
-    @classmethod
-    def build(cls, options: Mapping[str, object], shape: TargetShape) -> "StandaloneDrafter":
-        """Make an untrained one from its options; see StandaloneOptions."""
-        return cls(fill_options(cls.name, StandaloneOptions, options), shape)
-
-    def options(self) -> dict[str, object]:
-        """Return the resolved options."""
-        return asdict(self.config)
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Return the draft vocabulary."""
-        return self.vocabulary.ids
 
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
@@ -138,8 +118,7 @@ class StandaloneDrafter(NeuralDrafter):
         weight = source.norm_state().get("weight")
         if weight is not None:
             self.norm.weight.copy_(weight)
-        ids = torch.arange(len(self.vocabulary)) if self.ids is None else self.ids
-        self.head.weight.copy_(source.head_rows(ids))
+        self.head.weight.copy_(self.head_rows(source))
         if self.embedding is not None:
             every = torch.arange(self.embedding.num_embeddings, device=source.device)
             self.embedding.weight.copy_(source.embed(every))

@@ -79,6 +79,8 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     torch.manual_seed(3)
     options: dict[str, object] = {
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
+        "eagle1": {"draft_vocab_size": kept},
+        "hydra": {"draft_vocab_size": kept, "heads": 3},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
@@ -110,6 +112,8 @@ FIXED = [
     ("ngram", Chain(2)),
     ("medusa", Chain(2)),
     ("medusa", Static((2, 1))),
+    ("hydra", Dynamic(3, 2, 2)),
+    ("eagle1", Dynamic(3, 2, 2)),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
@@ -188,6 +192,8 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("medusa", Chain(2, "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "traversal"),
+        ("hydra", Chain(2, "sampled"), "lossless"),
+        ("eagle1", Static((2,), "sampled"), "lossless"),
         ("eagle", Chain(2, "sampled"), "block"),
         ("eagle", Static((2,), "sampled"), "traversal"),
         ("draft_model", Static((2,), "sampled"), "lossless"),

@@ -27,6 +27,8 @@ from tests.tiny import prompts_of, tiny_model, tiny_target
 
 OPTIONS: dict[str, dict[str, object]] = {
     "eagle": {"draft_vocab_size": 64, "taps": [0, 1, 2]},
+    "eagle1": {"draft_vocab_size": 64, "unroll": 3},
+    "hydra": {"draft_vocab_size": 64},
     "medusa": {"draft_vocab_size": 64},
     "standalone": {"draft_vocab_size": 64, "num_layers": 2},
 }
