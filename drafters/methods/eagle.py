@@ -8,14 +8,13 @@ Source: Li et al. 2025 (EAGLE-3, arXiv 2503.01840); tap_norm and norm_output: EA
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafters.alignment import supervised
+from drafters.alignment import slot_prediction, useful_slots
 from drafters.base import Batch, Features, Prediction
 from drafters.errors import UserError
 from drafters.growth import Growth
@@ -222,7 +221,7 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
         predictions = []
         for step in range(self.config.unroll):
             if step == 1:
-                slots = self._useful(batch)
+                slots = useful_slots(batch, range(1, self.config.unroll))
                 state = state.gather(1, slots[..., None].expand(-1, -1, state.shape[-1]))
                 for layer in attention:
                     layer.narrow(slots)
@@ -230,32 +229,9 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
             rotary = self.rotary(batch.position.gather(1, slots) + step, state.dtype)
             embedding = target.embed(tokens).to(state.dtype)
             state = parts.advance(state, embedding, rotary, attention)
-            predictions.append(_prediction(batch, slots, step, state, parts))
+            predictions.append(slot_prediction(batch, slots, step, state, parts.logits))
         return predictions
-
-    def _useful(self, batch: Batch) -> Tensor:
-        """Return the slots [B, T'] with a label at step 1 or later, filled up with others."""
-        labels = [supervised(batch, step + 2) for step in range(1, self.config.unroll)]
-        useful = torch.stack(labels).any(0)
-        width = max(1, int(useful.sum(1).max()))
-        return useful.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
 
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> RecurrentSession:
         """Start a decoding session on a frozen copy of the weights."""
         return RecurrentSession(self, target, growth, rows, capacity)
-
-
-def _prediction(
-    batch: Batch, slots: Tensor, step: int, state: Tensor, parts: EagleParts
-) -> Prediction:
-    """Return what the slots [B, T'] predict at a step, where a label is supervised."""
-    rows, length = batch.ids.shape
-    first = torch.arange(rows, device=slots.device)[:, None] * length
-    chosen = supervised(batch, step + 2).gather(1, slots).flatten().nonzero()[:, 0]
-    group = (first + slots).flatten()[chosen]
-    logits = partial(_logits, parts, state.flatten(0, 1)[chosen])
-    return Prediction(group + step + 1, step + 1, group, logits)
-
-
-def _logits(parts: EagleParts, state: Tensor, span: slice) -> Tensor:
-    return parts.logits(state[span])
