@@ -80,6 +80,7 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     options: dict[str, object] = {
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
+        "mtp": {"draft_vocab_size": kept, "modules": 2},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
     drafter = build_drafter(name, options, target.shape)
@@ -112,6 +113,7 @@ FIXED = [
     ("medusa", Static((2, 1))),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
+    ("mtp", Dynamic(4, 3, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
     ("ngram", CostAware(2, 1, 2).priced(PRICES)),
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
@@ -189,6 +191,7 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("medusa", Static((2,), "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "traversal"),
         ("eagle", Chain(2, "sampled"), "block"),
+        ("mtp", Chain(2, "sampled"), "lossless"),
         ("eagle", Static((2,), "sampled"), "traversal"),
         ("draft_model", Static((2,), "sampled"), "lossless"),
     ],

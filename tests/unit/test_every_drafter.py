@@ -28,6 +28,7 @@ from tests.tiny import prompts_of, tiny_model, tiny_target
 OPTIONS: dict[str, dict[str, object]] = {
     "eagle": {"draft_vocab_size": 64, "taps": [0, 1, 2]},
     "medusa": {"draft_vocab_size": 64},
+    "mtp": {"draft_vocab_size": 64, "modules": 2},
     "standalone": {"draft_vocab_size": 64, "num_layers": 2},
 }
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
