@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from drafters.errors import UserError
 from drafters.sampling import RowRandom, Warp
 from drafters.tree import TokenTree
 
@@ -186,6 +187,18 @@ class NeuralDrafter(nn.Module):
         Raises:
             UserError: on an unknown option, a wrong type or a value this target cannot serve.
         """
+
+    @classmethod
+    def shipped(cls, target: "Target") -> "NeuralDrafter":
+        """Return the one whose weights lie in the target's own folder.
+
+        Raises:
+            UserError: if there are none, or of a kind that the family cannot run.
+        """
+        raise UserError(
+            f"drafter {cls.name}: no such folder, and not a drafter without weights; target "
+            f"{target.name} ships none: give the folder that training or publishing wrote"
+        )
 
     @abstractmethod
     def options(self) -> dict[str, object]:

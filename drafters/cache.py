@@ -7,7 +7,7 @@ an accepted path down to its place keeps its rotary phase right (it was applied 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -80,6 +80,15 @@ class Placement:
                 mask.masked_fill_(hidden, torch.finfo(dtype).min)
                 self._masks[key] = mask.repeat(1, groups, 1)[:, None]
         return self._masks[key]
+
+    def blind_before(self, column: int) -> "Placement":
+        """Return the same placement with the columns before this one hidden from every token."""
+        hidden = self.hidden
+        if hidden is None:
+            shape = self.rows.stop - self.rows.start, self.width, self.span
+            hidden = self.query_position.new_zeros(shape, dtype=torch.bool)
+        early = torch.arange(self.span, device=hidden.device) < column
+        return replace(self, hidden=hidden | early, _masks={})
 
     def to_grid(self, flat: Tensor) -> Tensor:
         """Lay [M, ...] out as [rows, width, ...]; the padding repeats nothing, it is zero."""

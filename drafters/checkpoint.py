@@ -88,7 +88,8 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
 
     Args:
         spec: a folder written by save_drafter, a Hugging Face causal LM's folder (a standalone
-            draft model), or the name of a family without weights.
+            draft model), or the name of a family without weights, or with weights that the target
+            itself may ship.
         target: refuse the drafter if it was made for another target; None: no check.
 
     Raises:
@@ -112,13 +113,15 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
 
 def _without_weights(name: str, target: Target | None) -> Drafter:
     kind = method(name) if "/" not in name else None
-    if kind is None or issubclass(kind, NeuralDrafter):
+    if kind is None:
         raise UserError(
             f"drafter {name}: no such folder, and not a drafter without weights; give the folder "
             "that training or publishing wrote"
         )
     if target is None:
         raise UserError(f"drafter {name} is made for a target: give the target too")
+    if issubclass(kind, NeuralDrafter):
+        return kind.shipped(target)
     return kind.build({}, target.shape)
 
 

@@ -82,6 +82,7 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
         "eagle1": {"draft_vocab_size": kept},
         "hydra": {"draft_vocab_size": kept, "heads": 3},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
+        "mtp": {"draft_vocab_size": kept, "modules": 2},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
     drafter = build_drafter(name, options, target.shape)
@@ -116,6 +117,7 @@ FIXED = [
     ("eagle1", Dynamic(3, 2, 2)),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
+    ("mtp", Dynamic(4, 3, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
     ("ngram", CostAware(2, 1, 2).priced(PRICES)),
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
@@ -195,6 +197,7 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("hydra", Chain(2, "sampled"), "lossless"),
         ("eagle1", Static((2,), "sampled"), "lossless"),
         ("eagle", Chain(2, "sampled"), "block"),
+        ("mtp", Chain(2, "sampled"), "lossless"),
         ("eagle", Static((2,), "sampled"), "traversal"),
         ("draft_model", Static((2,), "sampled"), "lossless"),
     ],
