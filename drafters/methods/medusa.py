@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from drafters.alignment import supervised
 from drafters.base import Batch, Commit, Features, Prediction
 from drafters.errors import UserError
-from drafters.frontier import Frontier
 from drafters.growth import Growth
 from drafters.layers import packed_linear
+from drafters.parallel import ParallelGuesser, check_levels
 from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.sampling import RowRandom, Warp
@@ -131,12 +131,7 @@ class MedusaDrafter(ReducedDrafter[MedusaOptions]):
         Raises:
             UserError: if the growth asks for more levels than there are heads.
         """
-        if growth.depth > self.config.heads:
-            raise UserError(
-                f"the trees are {growth.depth} levels deep and this drafter has "
-                f"{self.config.heads} heads: give gamma, depth or levels of branching from 1 to "
-                f"{self.config.heads}"
-            )
+        check_levels(growth, self.config.heads, "heads")
         return MedusaSession(self, target, growth, rows)
 
 
@@ -170,7 +165,7 @@ class MedusaSession:
         coins = {row: x.draft for row, x in enumerate(random) if x is not None}
         rows = list(coins)
         roots = [self.roots[row] for row in rows]
-        guesser = warp.guide(MedusaGuesser(self.logits(self.last[rows]), self.ids), rows)
+        guesser = warp.guide(ParallelGuesser(self.logits(self.last[rows]), self.ids), rows)
         trees = self.growth.grow(roots, guesser, warp, list(coins.values()))
         return by_row(dict(zip(rows, trees, strict=True)), self.roots, random)
 
@@ -185,19 +180,3 @@ class MedusaSession:
         if len(self.outputs) == 1:
             return self.outputs[0](torch.stack(states))
         return torch.stack([self.outputs[k](state) for k, state in enumerate(states)])
-
-
-class MedusaGuesser:
-    """One round: the law of a depth is the same below every node."""
-
-    def __init__(self, logits: Tensor, ids: Tensor | None) -> None:
-        """Hold the logits [heads, R, K]."""
-        self.logits, self.ids = logits, ids
-
-    def root_logits(self) -> Tensor:
-        """Return the first head's logits [R, K]."""
-        return self.logits[0]
-
-    def step(self, frontier: Frontier) -> Tensor:
-        """Return the logits [R, F, K] of the head after this depth's."""
-        return self.logits[frontier.depth][:, None].expand(-1, frontier.tokens.shape[1], -1)

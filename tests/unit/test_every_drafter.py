@@ -26,6 +26,8 @@ from inference.stop import Stop
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 OPTIONS: dict[str, dict[str, object]] = {
+    "dflash": {"draft_vocab_size": 64, "taps": [0, 1, 2], "qk_norm": True},
+    "dspark": {"draft_vocab_size": 64, "taps": [0, 2], "attention_bias": True},
     "eagle": {"draft_vocab_size": 64, "taps": [0, 1, 2]},
     "medusa": {"draft_vocab_size": 64},
     "standalone": {"draft_vocab_size": 64, "num_layers": 2},
@@ -214,12 +216,11 @@ def test_a_file_holds_only_what_is_trained(
     trained = {name for name, p in neural.named_parameters() if p.requires_grad}
     ids = {name for name, b in neural.named_buffers() if b.dtype == torch.int64}
     assert names == trained | ids
-    loss = sum(
-        p.logits(slice(0, len(p.positions))).logsumexp(-1).sum()
-        for p in neural.train().predict(
-            batch_of(target, neural, torch.tensor([prompts_of(16)[0]])), target
-        )
-    )
+    batch = batch_of(target, neural, torch.tensor([prompts_of(16)[0]]))
+    loss = torch.zeros(())
+    for p in neural.train().predict(batch, target):
+        loss = loss + p.logits(slice(0, len(p.positions))).logsumexp(-1).sum()
+        loss = loss + sum(other.sum() for other in p.auxiliary.values())
     neural.zero_grad()
     loss.backward()
     neural.eval()
