@@ -35,6 +35,7 @@ from drafters.layers import (
     rotate,
 )
 from drafters.linear import FrozenLinear
+from drafters.packed import PackedLayer
 from drafters.parallel import check_levels
 from drafters.reduced import ReducedDrafter
 from drafters.shape import TargetShape
@@ -99,7 +100,7 @@ class BlockDrafter(ReducedDrafter[Options]):
         self.context_norm = Norm(width, epsilon)
         self.mask = nn.Parameter(torch.randn(width) * 0.02)
         kind = LayerKind(qk_norm=config.qk_norm, bias=config.attention_bias)
-        self.layers = nn.ModuleList(DecoderLayer(shape, kind) for _ in range(config.layers))
+        self.layers = nn.ModuleList(self.new_layer(kind) for _ in range(config.layers))
         self.norm = Norm(width, epsilon)
         self.head = nn.Linear(width, len(self.vocabulary), bias=False)
         self.correction: Correction | None = None  # a family may have one
@@ -108,6 +109,14 @@ class BlockDrafter(ReducedDrafter[Options]):
     def length(self) -> int:
         """Return the number of slots of a block."""
         return self.lead + self.config.slots
+
+    def new_layer(self, kind: LayerKind) -> DecoderLayer:
+        """Make an untrained layer."""
+        return DecoderLayer(self.shape, kind)
+
+    def frozen_layer(self, layer: DecoderLayer, dtype: torch.dtype) -> PackedLayer | DecoderLayer:
+        """Return a copy of a layer for decoding in this dtype."""
+        return packed_layer(layer, dtype)
 
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
@@ -187,18 +196,23 @@ class BlockDrafter(ReducedDrafter[Options]):
             confidence = self.correction.confidence(state, previous)
         return {} if confidence is None else {"confidence": confidence}
 
+    def calibrate(self, confidence: Tensor, taken: Tensor) -> None:
+        """Fit how confidence is read to chains of it and of acceptance [N, slots]."""
+        if self.correction is not None:
+            self.correction.calibrate(confidence, taken)
+
     def frozen(self, dtype: torch.dtype) -> PackedBlock:
         """Return a packed copy of the maps in this dtype, for decoding."""
         layers = self.decoder_layers()
         correction = self.correction
         if correction is not None:
-            correction = deepcopy(correction).to(dtype).requires_grad_(False).eval()
+            correction = frozen_copy(correction, dtype)
         return PackedBlock(
             packed_linear(self.fusion, dtype),
             packed_norm(self.context_norm, dtype),
             _packed_keys(layers, dtype),
             [None if x.key_norm is None else packed_norm(x.key_norm, dtype) for x in layers],
-            [packed_layer(layer, dtype) for layer in layers],
+            [self.frozen_layer(layer, dtype) for layer in layers],
             packed_norm(self.norm, dtype),
             packed_linear(self.head, dtype),
             self.mask.detach().to(dtype, copy=True),
@@ -213,6 +227,14 @@ class BlockDrafter(ReducedDrafter[Options]):
         """
         check_levels(growth, self.config.slots, "slots")
         return BlockSession(self, target, growth, rows, capacity)
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def frozen_copy(module: Module, dtype: torch.dtype) -> Module:
+    """Return a copy of a module in this dtype that later training does not reach."""
+    return deepcopy(module).to(dtype).requires_grad_(False).eval()
 
 
 def context_keys(

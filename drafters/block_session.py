@@ -15,7 +15,7 @@ from drafters.base import Commit, Features
 from drafters.cache import Block, KVCache, Placement
 from drafters.correction import Correction
 from drafters.growth import Growth, Guesser
-from drafters.layers import Rotary
+from drafters.layers import DecoderLayer, Rotary
 from drafters.linear import FrozenLinear
 from drafters.packed import Attend, PackedLayer, PackedNorm, rotate_
 from drafters.parallel import ParallelGuesser
@@ -43,7 +43,7 @@ class PackedBlock:
     context_norm: PackedNorm
     keys: FrozenLinear
     key_norms: Sequence[PackedNorm | None]
-    layers: Sequence[PackedLayer]
+    layers: Sequence[PackedLayer | DecoderLayer]
     norm: PackedNorm
     head: FrozenLinear
     mask: Tensor
@@ -155,8 +155,7 @@ class BlockSession(CachedSession):
 
         def confidence(depth: int, tokens: Tensor) -> Tensor | None:
             previous = place_of(tokens, self.ids, size)
-            logit = correction.confidence(states[depth][:, None], previous)
-            return None if logit is None else logit.sigmoid()
+            return correction.chance(depth, states[depth][:, None], previous)
 
         return ParallelGuesser(marginals, self.ids, roots, conditional, confidence)
 

@@ -4,14 +4,27 @@ Slots of one forward do not see each other's tokens. A small map from the token 
 the cost of one lookup a node; families say what the map is.
 """
 
+import torch
 from torch import Tensor, nn
+
+from drafters.calibration import sequential_temperatures
 
 
 class Correction(nn.Module):
     """A map that training and decoding share.
 
     Shapes broadcast: [m, ...] in training, [R, 1, ...] and tokens [R, F] in decoding.
+
+    Args:
+        confident: for how many slots it says how likely their drafts are accepted; 0: it does not.
     """
+
+    temperature: Tensor | None
+
+    def __init__(self, confident: int = 0) -> None:
+        """Take confidence at its word until it is calibrated."""
+        super().__init__()
+        self.register_buffer("temperature", torch.ones(confident) if confident else None)
 
     def forward(self, unary: Tensor, state: Tensor, previous: Tensor) -> Tensor:
         """Return the corrected logits [..., K].
@@ -25,3 +38,16 @@ class Correction(nn.Module):
 
     def confidence(self, state: Tensor, previous: Tensor) -> Tensor | None:
         """Return the logit [...] of how likely the slot's draft is accepted; None: unknown."""
+
+    def chance(self, depth: int, state: Tensor, previous: Tensor) -> Tensor | None:
+        """Return how likely the draft of slot `depth` is accepted [...], as calibrated."""
+        logit = self.confidence(state, previous)
+        if logit is None or self.temperature is None:
+            return None
+        return (logit / self.temperature[depth]).sigmoid()
+
+    @torch.no_grad()
+    def calibrate(self, logits: Tensor, taken: Tensor) -> None:
+        """Fit the temperatures to chains of confidence and acceptance [N, slots]."""
+        if self.temperature is not None:
+            self.temperature.copy_(sequential_temperatures(logits, taken))

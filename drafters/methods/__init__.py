@@ -1,5 +1,25 @@
 """Every drafter family, one file each; importing this package registers them all."""
 
-from drafters.methods import dflash, draft_model, dspark, eagle, medusa, ngram, none, standalone
+from drafters.methods import (
+    dflash,
+    dflash2,
+    draft_model,
+    dspark,
+    eagle,
+    medusa,
+    ngram,
+    none,
+    standalone,
+)
 
-__all__ = ["dflash", "draft_model", "dspark", "eagle", "medusa", "ngram", "none", "standalone"]
+__all__ = [
+    "dflash",
+    "dflash2",
+    "draft_model",
+    "dspark",
+    "eagle",
+    "medusa",
+    "ngram",
+    "none",
+    "standalone",
+]

@@ -44,12 +44,12 @@ class MarkovCorrection(Correction):
         size: kept ids K; tokens that are not kept share one row of W1.
         width: of the slots' states.
         rank: of W2 W1; 0: nothing is added.
-        confident: whether there is a confidence head.
+        confident: slots that the confidence head serves; 0: there is none.
     """
 
-    def __init__(self, size: int, width: int, rank: int, *, confident: bool) -> None:
+    def __init__(self, size: int, width: int, rank: int, confident: int) -> None:
         """Add nothing and be half sure at the start."""
-        super().__init__()
+        super().__init__(confident)
         self.before = nn.Embedding(size + 1, rank) if rank else None
         self.after = nn.Linear(rank, size, bias=False) if rank else None
         self.sure = nn.Linear(width + rank, 1) if confident else None
@@ -95,5 +95,5 @@ class DSparkDrafter(BlockDrafter[DSparkOptions]):
             len(self.vocabulary),
             shape.hidden_size,
             config.markov_rank,
-            confident=config.confidence,
+            config.slots if config.confidence else 0,
         )
