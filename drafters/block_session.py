@@ -13,16 +13,15 @@ from torch import Tensor
 
 from drafters.base import Commit, Features
 from drafters.cache import Block, KVCache, Placement
-from drafters.correction import Correction
+from drafters.correction import CorrectedGuesser, Correction
 from drafters.growth import Growth, Guesser
 from drafters.layers import DecoderLayer, Rotary
 from drafters.linear import FrozenLinear
+from drafters.marginals import MarginalGuesser
 from drafters.packed import Attend, PackedLayer, PackedNorm, rotate_
-from drafters.parallel import ParallelGuesser
 from drafters.session import CachedSession, Final, cache_attention
 from drafters.shape import TargetShape
 from drafters.target import Target
-from drafters.vocab import place_of
 
 
 @dataclass(frozen=True)
@@ -145,19 +144,9 @@ class BlockSession(CachedSession):
         roots = torch.tensor([[self.roots[row]] for row in rows], device=self.cache.store.device)
         states = self._states(roots, rows)
         marginals = self.maps.head(states.flatten(0, 1)).view(*states.shape[:2], -1)
-        correction, size = self.maps.correction, marginals.shape[-1]
-        if correction is None:
-            return ParallelGuesser(marginals, self.ids)
-
-        def conditional(depth: int, tokens: Tensor) -> Tensor:
-            previous = place_of(tokens, self.ids, size)
-            return correction(marginals[depth][:, None], states[depth][:, None], previous)
-
-        def confidence(depth: int, tokens: Tensor) -> Tensor | None:
-            previous = place_of(tokens, self.ids, size)
-            return correction.chance(depth, states[depth][:, None], previous)
-
-        return ParallelGuesser(marginals, self.ids, roots, conditional, confidence)
+        if self.maps.correction is None:
+            return MarginalGuesser(marginals, self.ids)
+        return CorrectedGuesser(self.maps.correction, marginals, states, roots, self.ids)
 
     def _states(self, roots: Tensor, rows: list[int]) -> Tensor:
         """Return the post-norm states [depths, R, D] of the slots that the growth asks about."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from drafters.calibration import sequential_temperatures
+from drafters.frontier import Frontier
+from drafters.vocab import place_of
 
 
 class Correction(nn.Module):
@@ -51,3 +53,48 @@ class Correction(nn.Module):
         """Fit the temperatures to chains of confidence and acceptance [N, slots]."""
         if self.temperature is not None:
             self.temperature.copy_(sequential_temperatures(logits, taken))
+
+
+class CorrectedGuesser:
+    """One round of a drafter whose slots are corrected: a conditional law below every node.
+
+    Args:
+        correction: of the slots' laws.
+        unary: [depths, R, K] the slots' own logits; the first is that of the token after each root.
+        states: [depths, R, D] their post-norm states.
+        roots: [R, 1] int64.
+        ids: [K] the draft vocabulary; None: the target's own.
+    """
+
+    def __init__(
+        self,
+        correction: Correction,
+        unary: Tensor,
+        states: Tensor,
+        roots: Tensor,
+        ids: Tensor | None,
+    ) -> None:
+        """Start at the roots."""
+        self.correction, self.unary, self.states, self.ids = correction, unary, states, ids
+        self._ask(0, roots)
+
+    def _ask(self, depth: int, tokens: Tensor) -> None:
+        self._depth, self._previous = depth, place_of(tokens, self.ids, self.unary.shape[-1])
+
+    def root_logits(self) -> Tensor:
+        """Return the first depth's logits [R, K]."""
+        return self._logits()[:, 0]
+
+    def step(self, frontier: Frontier) -> Tensor:
+        """Return the logits [R, F, K] after each frontier node."""
+        self._ask(frontier.depth, frontier.tokens)
+        return self._logits()
+
+    def confidence(self) -> Tensor | None:
+        """Return the chance [R, F] that a draft after each node asked for last is accepted."""
+        state = self.states[self._depth][:, None]
+        return self.correction.chance(self._depth, state, self._previous)
+
+    def _logits(self) -> Tensor:
+        unary, state = self.unary[self._depth], self.states[self._depth]
+        return self.correction(unary[:, None], state[:, None], self._previous)

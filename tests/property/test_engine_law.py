@@ -82,6 +82,7 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
         "dflash2": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "candidates": 2},
         "dspark": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "layers": 1},
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
+        "hydra": {"draft_vocab_size": kept, "heads": 3},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
@@ -115,6 +116,7 @@ FIXED = [
     ("medusa", Static((2, 1))),
     ("medusa", BestFirst(3, 2)),
     ("dspark", BestFirst(3, 2)),
+    ("hydra", Dynamic(3, 2, 2)),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
@@ -198,6 +200,7 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("dspark", CostAware(2, 1, 2, "sampled").priced(PRICES), "lossless"),
         ("dflash", Static((2,), "sampled"), "lossless"),
         ("dflash2", Chain(2, "sampled"), "lossless"),
+        ("hydra", Chain(2, "sampled"), "lossless"),
         ("eagle", Chain(2, "sampled"), "block"),
         ("eagle", Static((2,), "sampled"), "traversal"),
         ("draft_model", Static((2,), "sampled"), "lossless"),

@@ -25,6 +25,8 @@ from training.parts import prepare
 from training.run import main
 
 ROOT = Path(__file__).parents[2]
+COMMANDS = sorted((ROOT / "training").glob("train_*.py"))
+FAMILIES = [command.stem.removeprefix("train_") for command in COMMANDS]
 WORDS = ["the", "and", "in", "an", "then", "thin", "anthem", "band", "hand", "sand"]
 
 
@@ -210,20 +212,16 @@ def test_dry_run_writes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", ["eagle", "medusa", "draft_model", "dflash", "dflash2", "dspark"]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_command_trains(place: Path, tmp_path: Path, family: str) -> None:
     assert train(family, place, tmp_path / "out") == str(tmp_path / "out" / "best")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "config", ["eagle3", "medusa", "draft_model", "dflash", "dflash2", "dspark"]
-)
-def test_the_project_s_own_configs_are_valid(place: Path, tmp_path: Path, config: str) -> None:
-    script = ROOT / "training" / f"train_{'eagle' if config == 'eagle3' else config}.py"
-    file = f"configs/drafters/{config}.yaml"
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_project_s_own_configs_are_valid(place: Path, tmp_path: Path, family: str) -> None:
+    script = ROOT / "training" / f"train_{family}.py"
+    file = f"configs/drafters/{'eagle3' if family == 'eagle' else family}.yaml"
     given = settings(place, tmp_path / "out", "threads=1", "--dry-run")
     assert "first batch:" in run(sys.executable, script, "--config", file, *given).stdout
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
 from drafters.base import Drafter
 from drafters.growth import BestFirst, Dynamic
 from drafters.growth.dynamic import best_children
-from drafters.parallel import ParallelGuesser
+from drafters.marginals import MarginalGuesser
 from drafters.registry import build_drafter
 from drafters.sampling import Warp
 from drafters.tree import TokenTree
@@ -20,9 +19,9 @@ from tests.tiny import prompts_of, tiny_target
 from tests.unit.test_growth import Markov, coins, grow, table
 
 
-def marginals(*rows: Sequence[float]) -> ParallelGuesser:
+def marginals(*rows: Sequence[float]) -> MarginalGuesser:
     """Return a parallel drafter's guesser of one row."""
-    return ParallelGuesser(torch.tensor(rows).log()[:, None], None)
+    return MarginalGuesser(torch.tensor(rows).log()[:, None], None)
 
 
 def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
@@ -36,7 +35,7 @@ def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
     }
 
 
-def parallel_tree(guesser: ParallelGuesser, growth: BestFirst) -> TokenTree:
+def parallel_tree(guesser: MarginalGuesser, growth: BestFirst) -> TokenTree:
     (tree,) = growth.grow([0], guesser, Warp(), coins(1))
     return tree
 
@@ -62,7 +61,7 @@ def test_the_papers_vector() -> None:
 def test_marginals_give_the_best_of_all_prefixes(nodes: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 2, 4, generator=generator)
-    guesser = ParallelGuesser(logits, None)
+    guesser = MarginalGuesser(logits, None)
     trees = BestFirst(nodes, 3).grow([0, 1], guesser, Warp(), coins(2))
     for row, tree in enumerate(trees):
         laws = logits[:, row].softmax(-1).tolist()
@@ -132,7 +131,7 @@ def test_a_law_seen_by_many_nodes_is_sorted_once() -> None:
     assert value.stride(1) == 0
 
 
-@pytest.mark.parametrize("name", ["medusa", "dspark", "dflash", "eagle"])
+@pytest.mark.parametrize("name", ["medusa", "dspark", "eagle"])
 def test_any_drafter_grows_best_first(name: str) -> None:
     target = tiny_target(num_hidden_layers=3, hidden_size=32, intermediate_size=64)
     taps: dict[str, object] = {} if name == "medusa" else {"taps": [0, 1, 2]}
@@ -148,10 +147,3 @@ def test_any_drafter_grows_best_first(name: str) -> None:
         )
     )
     assert found == plain
-
-
-def test_laws_of_all_depths_are_asked_by_depth() -> None:
-    logits: Tensor = torch.randn(3, 2, 5)
-    guesser = ParallelGuesser(logits, None)
-    assert torch.equal(guesser.root_logits(), logits[0])
-    assert guesser.confidence() is None

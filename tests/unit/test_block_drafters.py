@@ -11,6 +11,7 @@ from torch import Tensor
 from drafters.base import Batch, Commit
 from drafters.block import BlockDrafter, context_keys
 from drafters.blocks import Blocks, spread
+from drafters.correction import CorrectedGuesser
 from drafters.errors import UserError
 from drafters.frontier import Frontier
 from drafters.growth import BestFirst, Chain, CostAware, Prices
@@ -19,7 +20,6 @@ from drafters.methods.dflash import DFlashDrafter
 from drafters.methods.dflash2 import DFlash2Drafter, Selector, TwoTap
 from drafters.methods.dspark import DSparkDrafter
 from drafters.methods.none import NoDrafter
-from drafters.parallel import ParallelGuesser
 from drafters.registry import method
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
@@ -130,7 +130,6 @@ def test_training_logits_are_decoding_logits(
         with torch.inference_mode():
             session._encode([0, 1])
             guesser = session.guesser([0, 1])
-            assert isinstance(guesser, ParallelGuesser)
             logits = [guesser.root_logits()]
             for depth in range(1, SLOTS):
                 true = [int(batch.ids[row, ends[row][turn] + depth]) for row in range(2)]
@@ -353,7 +352,7 @@ def test_confidence_of_decoding_is_that_of_training(target: Target) -> None:
     session._encode([0])
     with torch.inference_mode():
         guesser = session.guesser([0])
-        assert isinstance(guesser, ParallelGuesser)
+        assert isinstance(guesser, CorrectedGuesser)
         guesser.root_logits()
         found = [guesser.confidence()]
         for depth in range(1, SLOTS):

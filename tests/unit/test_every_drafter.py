@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dflash2": {"draft_vocab_size": 64, "taps": [0, 1, 2], "selector_rank": 8},
     "dspark": {"draft_vocab_size": 64, "taps": [0, 2], "attention_bias": True},
     "eagle": {"draft_vocab_size": 64, "taps": [0, 1, 2]},
+    "hydra": {"draft_vocab_size": 64},
     "medusa": {"draft_vocab_size": 64},
     "standalone": {"draft_vocab_size": 64, "num_layers": 2},
 }
