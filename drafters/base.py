@@ -212,6 +212,14 @@ class NeuralDrafter(nn.Module):
     def predict(self, batch: Batch, target: "Target") -> list[Prediction]:
         """Predict every depth of a training batch."""
 
+    def calibrate(self, confidence: Tensor, taken: Tensor) -> None:
+        """Fit how the confidence of its predictions is read, if it predicts any.
+
+        Args:
+            confidence: [N, K] logits of N chains of all K depths.
+            taken: [N, K] chance that each depth is accepted where those above were.
+        """
+
     @abstractmethod
     def start(self, target: "Target", growth: "Growth", rows: int, capacity: int) -> DraftSession:
         """Start a decoding session."""

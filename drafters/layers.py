@@ -152,15 +152,23 @@ class DecoderLayer(nn.Module):
         if self.embedding_norm is not None:
             assert embedding is not None
             hidden = torch.cat((self.embedding_norm(embedding), hidden), -1)
+        x = residual + self.attended(hidden, rotary, attend)
+        return x + self.inner(self.mlp_norm(x))
+
+    def attended(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """Return what the attention adds [..., D] for normed hidden states."""
         qkv = self.qkv(hidden).unflatten(-1, (-1, self.head_dim))
         both, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = both.split((self.heads, self.kv_heads), -2)
             both = torch.cat((self.query_norm(query), self.key_norm(key)), -2)
         query, key = rotate(both, *rotary).split((self.heads, self.kv_heads), -2)
-        x = residual + self.out(attend(query, key, value))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        return self.out(attend(query, key, value))
+
+    def inner(self, hidden: Tensor) -> Tensor:
+        """Return what the MLP adds [..., D] for normed hidden states [..., D]."""
+        gate, up = self.gate_up(hidden).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
 
     @torch.no_grad()
     def copy_from(self, state: Mapping[str, Tensor], embedding: str = "zero") -> None:

@@ -25,6 +25,7 @@ from drafters.rounding import rounded
 from drafters.target import Target
 from inference.stats import Acceptance
 from training.batches import order_of
+from training.calibrate import calibrate
 from training.features import Lessons
 from training.metrics import Window, held_out_metrics, line
 from training.mishaps import Mishaps
@@ -184,6 +185,7 @@ class Trainer:
             trained = self.drafter.training
             self.drafter.eval()
             with rounded(self.drafter, self._published_dtype):
+                calibrate(self.run.objective, self.run.held_out)
                 metrics = held_out_metrics(self.run.objective, self.run.held_out)
                 metrics |= self._acceptance()
                 self._publish_best(metrics)

@@ -1,7 +1,8 @@
 """Growth: which nodes a tree gets. A drafter answers `step(frontier) -> logits`; a policy asks."""
 
 from drafters.errors import UserError
-from drafters.growth.base import DRAFT_MODES, Growth, Guesser
+from drafters.growth.base import DRAFT_MODES, Confident, Growth, Guesser
+from drafters.growth.best_first import BestFirst
 from drafters.growth.chain import Chain
 from drafters.growth.cost_aware import CostAware, CostAwareGrowth
 from drafters.growth.dynamic import Dynamic
@@ -11,7 +12,9 @@ from drafters.growth.static import Static
 __all__ = [
     "DRAFT_MODES",
     "POLICIES",
+    "BestFirst",
     "Chain",
+    "Confident",
     "CostAware",
     "CostAwareGrowth",
     "Dynamic",
@@ -22,10 +25,11 @@ __all__ = [
     "build_growth",
 ]
 
-POLICIES: dict[str, type[Chain | Static | Dynamic | CostAware]] = {
+POLICIES: dict[str, type[Chain | Static | Dynamic | BestFirst | CostAware]] = {
     "chain": Chain,
     "static": Static,
     "dynamic": Dynamic,
+    "best_first": BestFirst,
     "cost_aware": CostAware,
 }
 

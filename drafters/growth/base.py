@@ -6,7 +6,7 @@ therefore take point masses only.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -34,6 +34,15 @@ class Guesser(Protocol):
 
     def step(self, frontier: Frontier) -> Tensor:
         """Return logits [R, F, K] of the token after each frontier node."""
+        ...
+
+
+@runtime_checkable
+class Confident(Protocol):
+    """A guesser that may know better than its laws how likely its drafts are accepted."""
+
+    def confidence(self) -> Tensor | None:
+        """Return chances [R, F] for the nodes asked for last; None: the laws are all it knows."""
         ...
 
 

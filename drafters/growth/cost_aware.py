@@ -24,6 +24,7 @@ from drafters.errors import UserError
 from drafters.frontier import Frontier
 from drafters.growth.base import (
     DRAFT_MODES,
+    Confident,
     Guesser,
     check_at_least,
     check_draft,
@@ -184,7 +185,7 @@ class CostAwareGrowth:
         logits, trial = guesser.root_logits()[:, None], self.ledger.asleep
         for level in range(1, 2 if trial else self.depth + 1):
             self._drafted = level
-            self._add(rows, level, logits, guesser.ids)
+            self._add(rows, level, logits, guesser)
             if level == self.depth or trial:
                 break
             reached = sum(row.reach() for row in rows) / len(rows)
@@ -197,10 +198,12 @@ class CostAwareGrowth:
             kept = [nodes or [0] for nodes in kept]
         return [row.tree(nodes) for row, nodes in zip(rows, kept, strict=True)]
 
-    def _add(self, rows: list[ScoredRow], level: int, logits: Tensor, ids: Tensor | None) -> None:
+    def _add(self, rows: list[ScoredRow], level: int, logits: Tensor, guesser: Guesser) -> None:
         """Score the best children of every frontier node and choose the next frontier."""
         value, choice = best_children(logits, self.limits.expanded)
-        scores, tokens = value.tolist(), target_ids(choice, ids).tolist()
+        sure = chances(guesser)
+        value = value if sure is None else confident_scores(value, sure)
+        scores, tokens = value.tolist(), target_ids(choice, guesser.ids).tolist()
         for row, below, found in zip(rows, scores, tokens, strict=True):
             row.add(level, below, found, self.ledger)
         width = min(self.limits.expanded, min(len(row.newest) for row in rows))
@@ -240,7 +243,8 @@ class CostAwareGrowth:
         for level in range(1, 2 if trial else min(self.depth, self.nodes) + 1):
             self._drafted = level
             laws = drawable(warp, logits, guesser.ids)
-            modes = laws.probs.amax(-1).tolist()
+            sure = chances(guesser)
+            modes = (laws.probs.amax(-1) if sure is None else sure[:, 0]).tolist()
             for place, (row, mode) in enumerate(zip(rows, modes, strict=True)):
                 survival = row.survival * self.ledger.chance(level, mode)
                 row.open = row.open and (
@@ -255,6 +259,26 @@ class CostAwareGrowth:
             newest = torch.tensor([[row.last] for row in rows], device=logits.device)
             logits = guesser.step(Frontier(newest, straight, level))[:, 0]
         return [row.tree(guesser.ids) for row in rows]
+
+
+def chances(guesser: Guesser) -> Tensor | None:
+    """Return how likely a draft after each node asked for last is accepted [R, F], if known."""
+    return guesser.confidence() if isinstance(guesser, Confident) else None
+
+
+def confident_scores(value: Tensor, sure: Tensor) -> Tensor:
+    """Return log chances of children whose best one has the chance `sure`.
+
+    What is left is shared among the others as their law has it.
+
+    Args:
+        value: [R, F, W] log q, the best child first.
+        sure: [R, F].
+    """
+    q = value.exp()
+    left = (1 - sure) / (1 - q[..., 0]).clamp_min(torch.finfo(q.dtype).eps)
+    scores = torch.cat((sure[..., None], q[..., 1:] * left[..., None]), -1)
+    return scores.clamp(torch.finfo(q.dtype).tiny, 1.0).log()
 
 
 def _frontier(rows: list[ScoredRow], level: int, device: torch.device) -> Frontier:

@@ -1,9 +1,25 @@
 """Every drafter family, one file each; importing this package registers them all."""
 
-from drafters.methods import draft_model, eagle, eagle1, hydra, medusa, mtp, ngram, none, standalone
+from drafters.methods import (
+    dflash,
+    dflash2,
+    draft_model,
+    dspark,
+    eagle,
+    eagle1,
+    hydra,
+    medusa,
+    mtp,
+    ngram,
+    none,
+    standalone,
+)
 
 __all__ = [
+    "dflash",
+    "dflash2",
     "draft_model",
+    "dspark",
     "eagle",
     "eagle1",
     "hydra",

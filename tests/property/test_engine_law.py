@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafters.base import Drafter
-from drafters.growth import Chain, CostAware, Dynamic, Growth, Prices, Static
+from drafters.growth import BestFirst, Chain, CostAware, Dynamic, Growth, Prices, Static
 from drafters.registry import build_drafter
 from drafters.rules import Context, Rules
 from drafters.sampling import Warp
@@ -78,6 +78,9 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     """Make an untrained drafter whose head keeps fewer ids than the target has."""
     torch.manual_seed(3)
     options: dict[str, object] = {
+        "dflash": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "layers": 1},
+        "dflash2": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "candidates": 2},
+        "dspark": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "layers": 1},
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
         "eagle1": {"draft_vocab_size": kept},
         "hydra": {"draft_vocab_size": kept, "heads": 3},
@@ -113,6 +116,8 @@ FIXED = [
     ("ngram", Chain(2)),
     ("medusa", Chain(2)),
     ("medusa", Static((2, 1))),
+    ("medusa", BestFirst(3, 2)),
+    ("dspark", BestFirst(3, 2)),
     ("hydra", Dynamic(3, 2, 2)),
     ("eagle1", Dynamic(3, 2, 2)),
     ("eagle", Chain(2)),
@@ -122,6 +127,7 @@ FIXED = [
     ("ngram", CostAware(2, 1, 2).priced(PRICES)),
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
     ("eagle", CostAware(3, 2, 2).priced(PRICES)),
+    pytest.param("dspark", CostAware(3, 2, 2).priced(PRICES), marks=pytest.mark.slow),
 ]
 
 
@@ -194,6 +200,10 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("medusa", Chain(2, "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "traversal"),
+        ("dspark", Chain(2, "sampled"), "block"),
+        ("dspark", CostAware(2, 1, 2, "sampled").priced(PRICES), "lossless"),
+        ("dflash", Static((2,), "sampled"), "lossless"),
+        ("dflash2", Chain(2, "sampled"), "lossless"),
         ("hydra", Chain(2, "sampled"), "lossless"),
         ("eagle1", Static((2,), "sampled"), "lossless"),
         ("eagle", Chain(2, "sampled"), "block"),

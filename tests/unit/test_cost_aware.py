@@ -17,6 +17,7 @@ from drafters.growth import (
     Prices,
     build_growth,
 )
+from drafters.growth.cost_aware import confident_scores
 from drafters.registry import build_drafter
 from drafters.sampling import RowRandom, Warp
 from drafters.session import CachedSession
@@ -45,6 +46,12 @@ def grow(growth: CostAwareGrowth, guesser: Markov, warp: Warp | None = None) -> 
         assert tree.drafted <= growth.nodes
         assert int(tree.depth.max()) <= growth.depth
     return trees
+
+
+def test_a_stated_chance_goes_to_the_best_child_and_the_rest_to_its_siblings() -> None:
+    value = torch.tensor([[[0.6, 0.3], [1.0, 0.0]]]).log()
+    scores = confident_scores(value, torch.tensor([[0.8, 0.4]])).exp()
+    torch.testing.assert_close(scores, torch.tensor([[[0.8, 0.15], [0.4, 0.0]]]))
 
 
 def test_a_node_is_kept_while_its_survival_pays() -> None:
