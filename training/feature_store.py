@@ -99,19 +99,15 @@ class FeatureStore:
             return None
         file, start, count = self._index[key]
         shard = self._shards[file]
-        names = set(shard.keys())
-        read = {
-            name: shard.get_slice(name)[start : start + count] if name in names else None
-            for name in States.__dataclass_fields__
-        }
-        return States(**read)
+        span = slice(start, start + count)
+        return States.of({name: shard.get_slice(name)[span] for name in shard.keys()})  # noqa: SIM118
 
     def add(self, chat: Document, states: States) -> None:
         """Keep a chat's states unless they are kept; a shard is written as one is full."""
         if chat in self:
             return
-        on_cpu = {k: None if x is None else x.detach().cpu() for k, x in vars(states).items()}
-        self._waiting[chat.key] = States(**on_cpu)
+        on_cpu = {name: tensor.detach().cpu() for name, tensor in states.tensors().items()}
+        self._waiting[chat.key] = States.of(on_cpu)
         if sum(states.size for states in self._waiting.values()) >= SHARD_BYTES:
             self.flush()
 
@@ -123,9 +119,8 @@ class FeatureStore:
         """
         if not self._waiting:
             return
-        parts = list(self._waiting.values())
-        columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
-        tensors = {k: torch.cat(v).contiguous() for k, v in columns.items() if v[0] is not None}
+        parts = [states.tensors() for states in self._waiting.values()]
+        tensors = {k: torch.cat([part[k] for part in parts]).contiguous() for k in parts[0]}
         documents = [[key, len(states.last)] for key, states in self._waiting.items()]
         name = blake2b("".join(self._waiting).encode(), digest_size=8).hexdigest()
         file = self.folder / f"{name}.safetensors"

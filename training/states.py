@@ -4,14 +4,15 @@ They end before the document's last label: what comes later is never learned fro
 is. Batches are laid out from them in one way, wherever they come from.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from drafters.base import Batch
-from drafters.teacher import Summary
+from drafters.target import Target
+from drafters.teacher import Summary, summarise
 from training.batches import documents, pad
 from training.examples import Example
 
@@ -32,10 +33,19 @@ class States:
     normaliser: Tensor
     best: Tensor
 
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "States":
+        """Make states of their tensors by name."""
+        return cls(tensors.get("taps"), tensors["last"], tensors["normaliser"], tensors["best"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
     @property
     def size(self) -> int:
         """Return the bytes of all tensors."""
-        return sum(x.nbytes for x in vars(self).values() if x is not None)
+        return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def columns(self, index: Tensor | None) -> "States":
         """Return the states with these columns of the taps alone; None: without taps."""
@@ -52,6 +62,26 @@ def cut(examples: Sequence[Example], batch: Batch, summary: Summary) -> list[Sta
         taps = None if batch.taps is None else batch.taps[span]
         found.append(States(taps, batch.last[span], normaliser[span], best[span].int()))
     return found
+
+
+def with_summary(
+    example: Example, taps: Tensor | None, last: Tensor, target: Target, chunk: int = 256
+) -> States:
+    """Return the states of one document that the target went through while it wrote it.
+
+    Args:
+        example: the document.
+        taps: [m, K * D], or None.
+        last: [m, D]; m tokens are all that is needed, or more.
+        target: whose head gives the summary.
+        chunk: positions whose logits exist at the same time.
+    """
+    ids, label_mask, document, position = (x.to(target.device) for x in pad([example]))
+    states = _empty(last, ids)
+    states[0, : len(last)] = last
+    batch = Batch(ids, label_mask, document, position, None, states)
+    (found,) = cut([example], batch, summarise(batch, target, 1.0, chunk))
+    return replace(found, taps=None if taps is None else taps[: len(found.last)])
 
 
 def lay_out(
