@@ -194,7 +194,8 @@ class Trainer:
         return metrics
 
     def save(self) -> None:
-        """Write the state and publish the drafter as `last`."""
+        """Write the state and the features so far, and publish the drafter as `last`."""
+        self.run.lessons.flush()
         self.progress.elapsed = self.elapsed
         generators: list[Tensor] = gather_object([torch.get_rng_state()])
         if self.accelerator.is_main_process:

@@ -3,19 +3,24 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from drafters.base import Features
 from drafters.errors import UserError
+from drafters.losses import LossSettings
 from drafters.target import Target
 from inference.stop import Stop
 from tests.folders import TEMPLATE, VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import tiny_model
 from training.chat_settings import ChatSettings
 from training.chats import ChatMaker, Shard, row_keys
+from training.features import Lessons
 from training.forms import ChatForm
+from training.options import FeatureSettings
 from training.records import read_records
 from training.shards import CHATS, MANIFEST, Goal, ShardFolder
 from training.sources import Source, Start, given_prompts, given_texts, self_chat
@@ -395,3 +400,36 @@ def test_a_run_that_goes_on_may_change_its_goal(tmp_path: Path) -> None:
     ShardFolder(tmp_path, {"seed": 0, "goal": {"tokens": 50}}).lock.release()
     with pytest.raises(UserError, match="seed 0, now it is 1"):
         ShardFolder(tmp_path, {"seed": 1, "goal": {"tokens": 50}})
+
+
+@pytest.mark.parametrize(("template", "turns"), [(SYSTEM, 2), (THINKING, 2)])
+def test_kept_states_are_those_of_a_full_forward(tmp_path: Path, template: str, turns: int) -> None:
+    """Prompt and answer, read and written one token at a time, several turns and parts."""
+    target = talker(template)
+    words = prompts(tmp_path, *[[f"{word} {i}" for i in range(turns)] for word in ("Hi", "Go on")])
+    settings = ChatSettings(temperatures=(1.0, 0.9), max_new_tokens=24, max_looped=1.0)
+    options: dict[str, Any] = {"rows": 2, "tick": lambda *_: None}
+    plain = ChatMaker(target, words, settings, **options).make(0, 2, set())
+    assert not plain.states
+    layers = (0, 1)
+    keeping = ChatMaker(target, words, settings, layers=layers, dtype=torch.float32, **options)
+    shard = keeping.make(0, 2, set())
+    assert shard.rows == plain.rows
+    assert len(shard.states) == len(shard.rows) > 1
+    for row, (example, states) in zip(shard.rows, shard.states, strict=True):
+        assert (example.ids.tolist(), example.label_mask.tolist()) == (
+            row["ids"],
+            row["label_mask"],
+        )
+        lessons = Lessons(
+            [example],
+            [[0]],
+            target=target,
+            features=Features(layers),
+            settings=FeatureSettings(),
+            loss=LossSettings(),
+        )
+        (wanted,) = lessons._run_target([example])
+        assert len(states.last) == len(example) - 1
+        for name, value in vars(wanted).items():
+            torch.testing.assert_close(getattr(states, name), value, atol=1e-4, rtol=1e-4)
