@@ -7,7 +7,7 @@ Drafter and DraftSession carry decoding. No behaviour lives here.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -171,6 +171,13 @@ class Drafter(Protocol):
     def start(self, target: "Target", growth: "Growth", rows: int, capacity: int) -> DraftSession:
         """Start a session for `rows` rows of at most `capacity` tokens each."""
         ...
+
+
+@runtime_checkable
+class JointDrafter(Protocol):
+    """A drafter made of others: what each of them costs can be measured apart."""
+
+    members: Sequence[Drafter]
 
 
 class NeuralDrafter(nn.Module):

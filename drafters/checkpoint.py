@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from drafters.base import Drafter, NeuralDrafter
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
-from drafters.registry import build_drafter, causal_lm_family, method
+from drafters.registry import build_drafter, causal_lm_family, joined, method
 from drafters.shape import TargetShape
 from drafters.target import Target
 
@@ -89,13 +89,15 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
     Args:
         spec: a folder written by save_drafter, a Hugging Face causal LM's folder (a standalone
             draft model), or the name of a family without weights, or with weights that the target
-            itself may ship.
+            itself may ship; several, joined by +, draft together.
         target: refuse the drafter if it was made for another target; None: no check.
 
     Raises:
         UserError: says what is missing, unused, unknown or different.
     """
-    folder = Path(spec)
+    folder, parts = Path(spec), parts_of(str(spec))
+    if len(parts) > 1:
+        return joined([load_drafter(part, target) for part in parts])
     if not folder.is_dir():
         return _without_weights(str(spec), target)
     config = _read_config(folder)
@@ -109,6 +111,24 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
         raise UserError(f"{folder}: {config['drafter']} has no weights to load")
     _load_weights(drafter, folder)
     return drafter.eval()
+
+
+def parts_of(spec: str) -> list[str]:
+    """Return the drafters that a + joins; a folder whose name has one is one drafter.
+
+    >>> parts_of("ngram+runs/eagle/best")
+    ['ngram', 'runs/eagle/best']
+
+    Raises:
+        UserError: if nothing stands on one side of a +.
+    """
+    head = spec.partition(":")[0]
+    if "+" not in spec or ("+" in head and Path(head).is_dir()):
+        return [spec]
+    parts = [part.strip() for part in spec.split("+")]
+    if not all(parts):
+        raise UserError(f"drafter {spec!r}: give A+B, the folder or name of a drafter on each side")
+    return parts
 
 
 def _without_weights(name: str, target: Target | None) -> Drafter:

@@ -121,12 +121,12 @@ def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
     assert spec is not None
     shape = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
     asked = shape.pop("draft")
-    checkpoint = spec.drafter if Path(spec.drafter).is_dir() else None
+    folders = spec.folders
     return {
         "name": contender.name,
         "method": drafter.name,
-        "checkpoint": checkpoint,
-        "parameters": _stored_values(Path(checkpoint)) if checkpoint else 0,
+        "checkpoint": "+".join(map(str, folders)) or None,
+        "parameters": sum(_stored_values(folder) for folder in folders),
         "growth": spec.growth_name,
         "draft_mode": " and ".join(sorted(own.draft_modes)) or asked,
         "verify_mode": shown(spec.verify),

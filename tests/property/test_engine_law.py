@@ -88,6 +88,8 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
         "mtp": {"draft_vocab_size": kept, "modules": 2},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
+    if name == "hybrid":
+        options = {"members": ["ngram", drafter_of("medusa", target, kept)]}
     drafter = build_drafter(name, options, target.shape)
     return drafter.eval() if isinstance(drafter, torch.nn.Module) else drafter
 
@@ -128,6 +130,9 @@ FIXED = [
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
     ("eagle", CostAware(3, 2, 2).priced(PRICES)),
     pytest.param("dspark", CostAware(3, 2, 2).priced(PRICES), marks=pytest.mark.slow),
+    ("hybrid", Chain(2)),
+    ("hybrid", Dynamic(3, 2, 2)),
+    ("hybrid", CostAware(3, 2, 2).priced(PRICES)),
 ]
 
 
@@ -175,6 +180,13 @@ def test_a_drawn_chain_that_stops_where_nothing_pays() -> None:
     target = small(3)
     growth = CostAware(2, 1, 2, "sampled").priced(PRICES)
     check(target, drafter_of("medusa", target, kept=2), growth, Warp(1.0), new=3)
+
+
+@pytest.mark.parametrize("growth", [Chain(1, "sampled"), Static((2,), "sampled")], ids=str)
+def test_drawn_beside_copied(growth: Growth) -> None:
+    """Members that draw and members that copy in one tree, cut to one budget."""
+    target = small(3)
+    check(target, drafter_of("hybrid", target, kept=2), growth, Warp(1.0), new=3)
 
 
 @pytest.mark.parametrize(
