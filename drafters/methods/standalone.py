@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from drafters.alignment import supervised
 from drafters.base import Batch, Features, NeuralDrafter, Prediction
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.layers import (
@@ -35,6 +35,7 @@ from drafters.layers import (
 )
 from drafters.methods.draft_model import ModelSession
 from drafters.options import fill_options
+from drafters.placement import Placement
 from drafters.registry import register
 from drafters.session import cache_attention
 from drafters.shape import TargetShape
