@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import Block, KVCache, Placement
+from drafters.cache import KVCache
 from drafters.correction import CorrectedGuesser, Correction
 from drafters.growth import Growth, Guesser
 from drafters.layers import DecoderLayer, Rotary
 from drafters.linear import FrozenLinear
 from drafters.marginals import MarginalGuesser
 from drafters.packed import Attend, PackedLayer, PackedNorm, rotate_
+from drafters.placement import Block, Placement
 from drafters.session import CachedSession, Final, cache_attention
 from drafters.shape import TargetShape
 from drafters.target import Target

@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from drafters.alignment import supervised
 from drafters.base import Batch, Features, Prediction
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.layers import (
@@ -34,6 +34,7 @@ from drafters.layers import (
     packed_norm,
 )
 from drafters.methods.draft_model import ModelSession
+from drafters.placement import Placement
 from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.session import cache_attention
