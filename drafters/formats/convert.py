@@ -1,6 +1,5 @@
 """Convert a drafter's folder: ours into a foreign format, or a foreign one into ours."""
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -142,7 +141,4 @@ def _save(theirs: Theirs, place: Path) -> None:
         new = Path(work) / "new"
         new.mkdir()
         theirs.save(theirs, new)
-        (new / "config.json").write_text(json.dumps(theirs.config, indent=2) + "\n")
-        if theirs.tokenizer is not None:
-            theirs.tokenizer.save_pretrained(new)
         new.rename(place)

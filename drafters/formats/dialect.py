@@ -1,5 +1,6 @@
 """Dialect: one format of the outside world for one drafter family, and what passes through it."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,9 +51,12 @@ class Ours:
         return self.tensors.get("vocabulary.ids")
 
 
-def save_tensors(theirs: "Theirs", folder: Path) -> None:
-    """Write the weights as safetensors."""
+def save_folder(theirs: "Theirs", folder: Path) -> None:
+    """Write config.json, the weights as safetensors and, where there is one, the tokenizer."""
     save_file(theirs.tensors, folder / theirs.weights, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(theirs.config, indent=2) + "\n")
+    if theirs.tokenizer is not None:
+        theirs.tokenizer.save_pretrained(folder)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Theirs:
         lost: what the dialect, or whoever reads it, leaves out of the drafter; for messages.
         weights: name of the weights' file.
         tokenizer: goes into the folder where the dialect has one.
-        save: writes the weights.
+        save: writes the folder.
     """
 
     config: dict[str, Any]
@@ -73,7 +77,7 @@ class Theirs:
     lost: tuple[str, ...] = ()
     weights: str = "model.safetensors"
     tokenizer: Any = None
-    save: Callable[["Theirs", Path], None] = save_tensors
+    save: Callable[["Theirs", Path], None] = save_folder
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def read(
     """
     _check_target(foreign, shape, target)
     prefix = names.prefix
-    ids = read_ids(foreign, foreign.shape(HEAD)[0], shape.vocab_size)
+    ids = read_ids(foreign, foreign.matrix(HEAD)[0], shape.vocab_size)
     qk_norm = f"{names.layer(0)}.self_attn.q_norm.weight" in foreign.headers
     full: dict[str, Any] = {
         "attention_bias": False,
@@ -165,7 +165,7 @@ def _check_target(foreign: Foreign, shape: TargetShape, target: Target) -> None:
                 "target that the drafter was made for"
             )
     size = foreign.config.get("draft_vocab_size")
-    rows = foreign.shape(HEAD)[0]
+    rows = foreign.matrix(HEAD)[0]
     if size is not None and size != rows:
         raise UserError(f"{foreign.folder}: draft_vocab_size is {size}, {HEAD} has {rows} rows")
 
@@ -175,7 +175,7 @@ def _checked_taps(
 ) -> list[int]:
     """Return the taps if the fusion's width fits them."""
     chosen = list(default_taps(shape.num_layers) if taps is None else taps)
-    width = foreign.shape(f"{prefix}fc.weight")[-1]
+    width = foreign.matrix(f"{prefix}fc.weight")[1]
     narrower = width == (len(chosen) - 1) * shape.hidden_size
     if narrower and chosen[-1] == shape.num_layers - 1:
         # lists of speculators' data end with the target's last state, which is no tap

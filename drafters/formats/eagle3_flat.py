@@ -134,7 +134,7 @@ def _lost(flat: Flat, ours: Ours) -> tuple[str, ...]:
 def _claims(flat: Flat, foreign: Foreign) -> bool:
     if "speculators_model_type" in foreign.config:
         return False
-    if flat.architecture and flat.architecture not in foreign.config.get("architectures", []):
+    if flat.architecture and foreign.config.get("architectures") != [flat.architecture]:
         return False
     names = flat.names
     return foreign.has(f"{names.prefix}fc.weight", f"{names.layer(0)}.hidden_norm.weight")
@@ -142,7 +142,7 @@ def _claims(flat: Flat, foreign: Foreign) -> bool:
 
 def _read(flat: Flat, foreign: Foreign, target: Target) -> Ours:
     config, folder = foreign.config, foreign.folder
-    eagle = config.get("eagle_config") or {}
+    eagle = foreign.section("eagle_config")
     vocab_size = config.get("vocab_size")
     if type(vocab_size) is not int:
         raise UserError(f"{folder}: vocab_size is {vocab_size!r}: give the target's")
@@ -166,7 +166,7 @@ def _taps(foreign: Foreign) -> list[int] | None:
     config = foreign.config
     listed = {
         _IDS: (config.get(_IDS), 1),
-        f"eagle_config.{_IDS}": ((config.get("eagle_config") or {}).get(_IDS), 0),
+        f"eagle_config.{_IDS}": (foreign.section("eagle_config").get(_IDS), 0),
         "target_layer_ids": (config.get("target_layer_ids"), 0),
     }
     read_lists = {key: layer_list(foreign, key, ids, start) for key, (ids, start) in listed.items()}

@@ -1,7 +1,5 @@
 """EAGLE-3 as the speculators library writes it: nested config, the target's embedding inside."""
 
-from typing import Any
-
 import torch
 
 from drafters.errors import UserError
@@ -78,7 +76,7 @@ def _claims(foreign: Foreign) -> bool:
 
 def _read(foreign: Foreign, target: Target) -> Ours:
     config, folder = foreign.config, foreign.folder
-    inner = _section(foreign, "transformer_layer_config")
+    inner = foreign.section("transformer_layer_config")
     vocab_size = inner.get("vocab_size", target.shape.vocab_size)  # omitted where it is a default
     # the library's own default class, where nothing is said
     sizes = {"model_type": "qwen3", **inner}
@@ -93,17 +91,11 @@ def _read(foreign: Foreign, target: Target) -> Ours:
     return read(foreign, target, _NAMES, shape, taps, options)
 
 
-def _section(foreign: Foreign, name: str) -> dict[str, Any]:
-    section = foreign.config.get(name)
-    if not isinstance(section, dict):
-        raise UserError(f"{foreign.folder}: config.json has no section {name}")
-    return section
-
-
 def _tokens(foreign: Foreign) -> int:
     """Return how many tokens a round are proposed: the depths that it was trained for."""
-    methods = _section(foreign, "speculators_config").get("proposal_methods") or [{}]
-    count = methods[0].get("speculative_tokens", 3) if isinstance(methods[0], dict) else None
+    methods = foreign.section("speculators_config").get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    count = first.get("speculative_tokens", 3) if isinstance(first, dict) else first
     if type(count) is not int or count < 1:
         raise UserError(f"{foreign.folder}: speculative_tokens is {count!r}: give 1 or more")
     return count

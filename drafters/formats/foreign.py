@@ -72,6 +72,28 @@ class Foreign:
             raise UserError(f"{self.folder}: tensor {name} is missing")
         return self.headers[name].shape
 
+    def matrix(self, name: str) -> tuple[int, int]:
+        """Return rows and columns of a tensor.
+
+        Raises:
+            UserError: if there is no such tensor, or it is no matrix.
+        """
+        shape = self.shape(name)
+        if len(shape) != 2:
+            raise UserError(f"{self.folder}: {name} is {list(shape)}, not a matrix")
+        return shape[0], shape[1]
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return an object inside the config, empty if it is absent.
+
+        Raises:
+            UserError: if it is something else.
+        """
+        section = self.config.get(name)
+        if not isinstance(section, dict | None):
+            raise UserError(f"{self.folder}: {name} in config.json is {section!r}, not an object")
+        return section or {}
+
     def has(self, *names: str) -> bool:
         """Return whether it has all of these tensors."""
         return all(name in self.headers for name in names)

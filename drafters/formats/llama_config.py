@@ -8,6 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from drafters.errors import UserError
+from drafters.layers import Rotary
 from drafters.shape import TargetShape
 
 _SIZES = {
@@ -72,20 +73,27 @@ def read_sizes(
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"{folder}: partial_rotary_factor is not 1: heads are turned whole here")
     heads = values["num_attention_heads"]
-    sizes = {ours: values.get(theirs) for theirs, ours in _SIZES.items()}
+    sizes: dict[str, Any] = {ours: values.get(theirs) for theirs, ours in _SIZES.items()}
     sizes["head_dim"] = sizes["head_dim"] or values["hidden_size"] // heads
     sizes["num_kv_heads"] = sizes["num_kv_heads"] or heads
     if heads % sizes["num_kv_heads"]:
         raise UserError(f"{folder}: {sizes['num_kv_heads']} key heads do not divide {heads} heads")
     rope.pop("type", None)
     rope.pop("partial_rotary_factor", None)
-    return TargetShape(
+    shape = TargetShape(
         **sizes,
         num_layers=num_layers,
         vocab_size=vocab_size,
         norm_epsilon=values["rms_norm_eps"],
         rope=rope,
     )
+    try:
+        Rotary(shape)
+    except UserError:
+        raise
+    except (StrictDataclassError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        raise UserError(f"{folder}: rope {rope} cannot be followed ({error})") from error
+    return shape
 
 
 def flag(config: Mapping[str, Any], name: str, folder: Path, absent: bool | None = False) -> bool:

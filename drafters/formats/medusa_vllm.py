@@ -54,7 +54,7 @@ def _read(foreign: Foreign, target: Target) -> Ours:
         raise UserError(f"{foreign.folder}: logit_scale is {config['logit_scale']}: give 1")
     shared = flag(config, "original_lm_head", foreign.folder)
     names = _SHARED if shared else _OWN
-    rows = foreign.shape(names.output(0, 1))[0]
+    rows = foreign.matrix(names.output(0, 1))[0]
     options: dict[str, Any] = {
         "heads": count(config, foreign, "num_heads", "medusa_num_heads"),
         "blocks": count(config, foreign, "num_hidden_layers", "medusa_num_layers"),

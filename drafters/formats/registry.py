@@ -8,6 +8,7 @@ from drafters.formats import (
     causal_lm,
     eagle3_flat,
     eagle3_speculators,
+    gguf_file,
     medusa_heads,
     medusa_vllm,
 )
@@ -20,6 +21,7 @@ DIALECTS: tuple[Dialect, ...] = (
     *medusa_heads.DIALECTS,
     medusa_vllm.DIALECT,
     *causal_lm.DIALECTS,
+    gguf_file.DIALECT,
 )
 
 

@@ -1,5 +1,6 @@
 """Foreign folders that must not be read: each is refused in one line that says why."""
 
+import contextlib
 import json
 import pickle
 from collections.abc import Callable
@@ -121,6 +122,65 @@ def test_a_wrong_file_is_refused(what: str, folder: Path, target: Target, tmp_pa
     with pytest.raises(UserError, match=message):
         import_drafter(folder, tmp_path / "ours", target)
     assert not (tmp_path / "ours").exists()
+
+
+ODD: list[object] = [None, "x", -1, 0, 1 << 40, [], {}, [1], {"a": 1}, 1.5, True]
+SPECULATORS = {
+    "speculators_model_type": "eagle3",
+    "norm_before_residual": False,
+    "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+    "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]},
+    "transformer_layer_config": LLAMA,
+}
+
+
+def read_or_refuse(config: dict[str, object], folder: Path, target: Target) -> None:
+    """Anything but an answer or a UserError fails the test."""
+    (folder / "config.json").write_text(json.dumps(config))
+    foreign = Foreign.read(folder)
+    with contextlib.suppress(UserError):
+        dialect = reader(foreign)
+        assert dialect.read is not None
+        dialect.read(foreign, target)
+
+
+@pytest.mark.parametrize("key", [*CONFIG, IDS, "eagle_config", "rope_scaling", "architectures"])
+def test_any_value_is_read_or_refused(key: str, folder: Path, target: Target) -> None:
+    for value in ODD:
+        read_or_refuse({**CONFIG, key: value}, folder, target)
+
+
+@pytest.mark.parametrize("key", SPECULATORS)
+def test_any_value_of_a_nested_config(key: str, target: Target, tmp_path: Path) -> None:
+    folder = saved(target, tmp_path / "d", "eagle", draft_vocab_size=16)
+    export_drafter(folder, "speculators", tmp_path / "out", target)
+    read_or_refuse(SPECULATORS, tmp_path / "out", target)
+    for value in ODD:
+        read_or_refuse({**SPECULATORS, key: value}, tmp_path / "out", target)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear"},
+        {"rope_type": "llama3", "factor": 8.0},
+        {"rope_type": "yarn", "factor": "x"},
+        {"type": "mrope"},
+        {"rope_type": 3},
+        {"rope_theta": "x"},
+    ],
+)
+def test_any_rope_is_read_or_refused(rope: object, folder: Path, target: Target) -> None:
+    read_or_refuse({**CONFIG, "rope_scaling": rope}, folder, target)
+    read_or_refuse({**CONFIG, "rope_parameters": rope}, folder, target)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_any_shape_is_refused(name: str, folder: Path, target: Target, tmp_path: Path) -> None:
+    for shape in ([], [0], [1, 2, 3]):
+        retensor(folder, **{name.replace(".", "__"): torch.zeros(shape)})
+        with pytest.raises(UserError):
+            import_drafter(folder, tmp_path / "ours", target)
 
 
 def test_the_file_as_it_was_is_read(folder: Path, target: Target, tmp_path: Path) -> None:
