@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from drafters.base import Drafter, NeuralDrafter
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
+from drafters.formats.registry import refuse_foreign
 from drafters.registry import build_drafter, causal_lm_family, joined, method
 from drafters.shape import TargetShape
 from drafters.target import Target
@@ -44,24 +46,30 @@ def save_drafter(
         training: how it came about (settings, measured figures): stored, never read back.
         dtype: of the saved parameters; None: as they are.
     """
+    tensors = {
+        name: (t.to(dtype) if dtype is not None and t.is_floating_point() else t).contiguous()
+        for name, t in drafter.state_dict().items()
+    }
     config = {
-        "format_version": FORMAT_VERSION,
         "drafter": drafter.name,
         "options": drafter.options(),
         "shape": target.shape.to_dict(),
         "target": Fingerprint.of(target).to_dict(),
         "training": dict(training or {}),
     }
-    tensors = {
-        name: (t.to(dtype) if dtype is not None and t.is_floating_point() else t).contiguous()
-        for name, t in drafter.state_dict().items()
-    }
+    return write_folder(folder, {"format_version": FORMAT_VERSION, **config}, tensors)
+
+
+def write_folder(
+    folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Path:
+    """Write config and weights whole or not at all; what stood there is replaced in one step."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         new = Path(work) / "new"
         new.mkdir()
-        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        save_file(dict(tensors), new / WEIGHTS, metadata={"format": "pt"})
         (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         replace_folder(new, folder)
     return folder
@@ -100,8 +108,9 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
         return joined([load_drafter(part, target) for part in parts])
     if not folder.is_dir():
         return _without_weights(str(spec), target)
-    config = _read_config(folder)
+    config = read_config(folder)
     if "drafter" not in config:
+        refuse_foreign(folder)
         return causal_lm_family().load(folder, target)
     shape = TargetShape(**config["shape"])
     if target is not None:
@@ -145,7 +154,12 @@ def _without_weights(name: str, target: Target | None) -> Drafter:
     return kind.build({}, target.shape)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a drafter's folder, or of a causal LM's.
+
+    Raises:
+        UserError: if it cannot be read, or has fields of another version.
+    """
     try:
         config = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
