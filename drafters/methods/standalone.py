@@ -113,6 +113,16 @@ class StandaloneDrafter(NeuralDrafter):
         """Make an untrained one from its options; see StandaloneOptions."""
         return cls(fill_options(cls.name, StandaloneOptions, options), shape)
 
+    @classmethod
+    def rebuild(cls, options: Mapping[str, object], shape: TargetShape) -> "StandaloneDrafter":
+        """Make an untrained one from stored options, which hold the sizes of any other model."""
+        if options.get("model") and not options.get("model_shape"):
+            raise UserError(
+                f"drafter {cls.name}: a stored config that names a model ({options['model']}) and "
+                "not its sizes would have it read: give one that training wrote"
+            )
+        return cls.build(options, shape)
+
     def options(self) -> dict[str, object]:
         """Return the resolved options."""
         return asdict(self.config)
