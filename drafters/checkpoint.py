@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from drafters.base import Drafter, NeuralDrafter
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
+from drafters.hub import fetch, is_hub_id
 from drafters.registry import causal_lm_family, method
 from drafters.stored import (
     CONFIG,
@@ -90,7 +91,8 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
 
     Args:
         spec: a folder written by save_drafter, a Hugging Face causal LM's folder (a standalone
-            draft model), or the name of a family without weights.
+            draft model), OWNER/NAME[@REVISION] on the hub, or the name of a family without weights.
+            Only the third asks a network.
         target: refuse the drafter if it was made for another target; None: no check.
 
     Raises:
@@ -98,7 +100,9 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
     """
     folder = Path(spec)
     if not folder.is_dir():
-        return _without_weights(str(spec), target)
+        if not is_hub_id(spec):
+            return _without_weights(str(spec), target)
+        folder = fetch(str(spec))
     if "drafter" not in read_config(folder):
         check_causal_lm(folder)
         return causal_lm_family().load(folder, target)

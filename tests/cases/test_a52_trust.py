@@ -169,7 +169,7 @@ def test_a_damaged_config_is_one_line(
     folder: Path, edit: Callable[[dict[str, Any]], object]
 ) -> None:
     change(folder, edit)
-    with pytest.raises(UserError, match="config.json is damaged"):
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
         load_drafter(folder)
 
 
