@@ -156,7 +156,8 @@ def numbering(patient: Patient) -> Iterator[Finding]:
         said = f"{prompts} answers are long enough: give {FEWEST} prompts or more"
         yield from (_skipped(link, said) for link in ("taps", "shift"))
         return
-    winner = best(found)
+    recorded = (patient.trained.get("metrics") or {}).get("agreement/1")
+    winner = best(found, recorded)
     for link in ("taps", "shift"):
         yield _judged(link, found, winner)
 

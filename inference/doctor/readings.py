@@ -9,6 +9,7 @@ of one text are not independent, so a prompt is one observation.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import scipy.stats  # pyright: ignore[reportMissingTypeStubs]
@@ -18,6 +19,8 @@ from torch import Tensor
 from drafters.base import Batch, Features, NeuralDrafter
 from inference.doctor.patient import Patient, Text, predict
 
+SURE = 0.8  # agreement of a drafter that was trained to copy what it reads
+LEARNED = 0.1  # agreement in training below which a drafter says nothing of how it was trained
 LEVEL = 0.01  # chance of naming any other reading where the stated one is right
 FEWEST = 3  # prompts
 _FLOOR = -12.0  # log-probability of what a drafter cannot say
@@ -34,6 +37,8 @@ class Reading:
             the post-norm state.
         raw_last: whether the last state is read before the norm.
         tokens, features, labels: how many places later than stated each is read.
+        holds_answer: whether what is read tells the label: the token itself, or the target's state
+            that decides it.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Reading:
     tokens: int = 0
     features: int = 0
     labels: int = 0
+    holds_answer: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,12 +89,12 @@ def others(features: Features, num_layers: int) -> list[Reading]:
         found.append(
             replace(start, name="the last state before its norm", link="taps", raw_last=True)
         )
-    places = {1: "later", -1: "earlier"}
-    for step, word in places.items():
-        found.append(replace(start, name=f"tokens one {word}", link="shift", tokens=step))
+    for step, word in ((1, "later"), (-1, "earlier")):
+        move = partial(replace, start, link="shift")
+        found.append(move(name=f"tokens one {word}", tokens=step, holds_answer=step > 0))
         if features.layers or features.last:
-            found.append(replace(start, name=f"features one {word}", link="shift", features=step))
-        found.append(replace(start, name=f"labels one {word}", link="shift", labels=step))
+            found.append(move(name=f"features one {word}", features=step, holds_answer=step > 0))
+        found.append(move(name=f"labels one {word}", labels=step, holds_answer=step < 0))
     return found
 
 
@@ -217,14 +223,31 @@ def chance(stated: Score, other: Score) -> float:
     return float(found.pvalue)
 
 
-def best(found: Sequence[Score]) -> tuple[Score, float] | None:
+def best(found: Sequence[Score], recorded: float | None = None) -> tuple[Score, float] | None:
     """Return the reading that fits better than the stated one (the first), with its chance.
 
     It must be likelier than all others, agree more often, and win by more than chance allows for
     so many readings. None: the stated one stands.
+
+    A drafter that learned little still does what it started as, which is to read the target's
+    features as the target's own head does: that fits the readings that hold the answer by half.
+    One that was trained on such a reading would hardly ever be wrong. And one whose agreement in
+    training was far below what a reading shows was not trained on that reading.
+
+    Args:
+        found: the stated reading's score, then all others'.
+        recorded: agreement that training measured under its own reading; None: not known.
     """
     start, rest = found[0], found[1:]
-    winner = max(found, key=lambda score: score.mean_likelihood)
+    if recorded is not None and recorded < LEARNED:
+        return None
+    possible = [
+        score
+        for score in rest
+        if (not score.reading.holds_answer or score.mean_agreement >= SURE)
+        and (recorded is None or score.mean_agreement <= 2 * recorded)
+    ]
+    winner = max([start, *possible], key=lambda score: score.mean_likelihood)
     if winner is start or winner.mean_agreement <= start.mean_agreement:
         return None
     p = chance(start, winner)

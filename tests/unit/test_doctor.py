@@ -7,7 +7,7 @@ chain holds: the gap between training and serving is then the break's alone.
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -391,15 +391,19 @@ def test_drafters_without_weights_are_examined_too(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_an_untrained_drafter_is_blamed_for_nothing(
-    seed: int, target: Target, prompts: list[list[int]]
+@pytest.mark.parametrize("steps", [0, 5, 20])
+@pytest.mark.parametrize("started", ["target", "random"])
+def test_a_drafter_that_learned_little_is_blamed_for_nothing(
+    steps: int, started: str, target: Target, prompts: list[list[int]]
 ) -> None:
-    """It fits no reading; a difference between two of them is chance."""
-    torch.manual_seed(seed)
-    drafter = build_drafter("eagle", {"taps": [1, 3, 5], "unroll": 2}, target.shape)
-    assert isinstance(drafter, NeuralDrafter)
-    patient = patient_of(target, drafter.eval(), prompts_of(9, 12, 7, 15, 11, 8), new_tokens=16)
+    """Fresh from the target's own weights it still reads features as the target's head does."""
+    drafter = trained(target, prompts, steps=steps)
+    if started == "random":
+        torch.manual_seed(steps)
+        for parameter in drafter.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+    other = prompts_of(9, 12, 7, 15, 11, 8, vocab_size=VOCAB_SIZE, seed=3)
+    patient = patient_of(target, drafter, other, new_tokens=16)
     readings = [stated(drafter.features), *others(drafter.features, 8)]
     assert best(scores(patient, readings)) is None
 
@@ -413,6 +417,16 @@ def test_a_win_must_be_beyond_chance() -> None:
     assert chance(start, clear) < 0.003 < 0.2 < chance(start, lucky)
     assert best([start, lucky]) is None
     assert best([start, clear]) == (clear, chance(start, clear))
+    # a drafter that learned little, or less than the reading shows, was not trained on it
+    assert best([start, clear], recorded=0.05) is None
+    assert best([start, clear], recorded=0.2) is None
+    assert best([start, clear], recorded=0.6) is not None
+    # what holds the answer is read right nearly always by one that was trained to
+    telling = replace(reading, holds_answer=True)
+    half = replace(clear, reading=telling)
+    assert best([start, half]) is None
+    assert best([start, half, clear]) is not None
+    assert best([start, replace(half, agreement=(0.9, 0.8, 1.0))]) is not None
     # the more readings are tried, the less one win says
     assert best([start, clear, *[lucky] * 9]) is None
 
