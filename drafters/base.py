@@ -207,6 +207,15 @@ class NeuralDrafter(nn.Module):
             f"{target.name} ships none: give the folder that training or publishing wrote"
         )
 
+    @classmethod
+    def rebuild(cls, options: Mapping[str, object], shape: "TargetShape") -> "NeuralDrafter":
+        """Make an untrained drafter from the options of a stored one; reads nothing beside them.
+
+        Raises:
+            UserError: as `build`, and on options that would send it to another file.
+        """
+        return cls.build(options, shape)
+
     @abstractmethod
     def options(self) -> dict[str, object]:
         """Return the resolved options: build(options(), shape) makes the same modules."""

@@ -13,21 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from drafters.base import Drafter, NeuralDrafter
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.formats.registry import refuse_foreign
-from drafters.registry import build_drafter, causal_lm_family, joined, method
-from drafters.shape import TargetShape
+from drafters.hub import fetch, is_hub_id
+from drafters.registry import causal_lm_family, joined, method
+from drafters.stored import (
+    CONFIG,
+    FORMAT_VERSION,
+    WEIGHTS,
+    StoredDrafter,
+    check_causal_lm,
+    read_config,
+)
 from drafters.target import Target
-
-FORMAT_VERSION = 1
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-_FIELDS = {"format_version", "drafter", "options", "shape", "target", "training"}
 
 
 def save_drafter(
@@ -96,8 +99,9 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
 
     Args:
         spec: a folder written by save_drafter, a Hugging Face causal LM's folder (a standalone
-            draft model), or the name of a family without weights, or with weights that the target
-            itself may ship; several, joined by +, draft together.
+            draft model), OWNER/NAME[@REVISION] on the hub, or the name of a family without weights,
+            or with weights that the target itself may ship; several, joined by +, draft together.
+            Only the hub's asks a network.
         target: refuse the drafter if it was made for another target; None: no check.
 
     Raises:
@@ -107,19 +111,44 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
     if len(parts) > 1:
         return joined([load_drafter(part, target) for part in parts])
     if not folder.is_dir():
-        return _without_weights(str(spec), target)
-    config = read_config(folder)
-    if "drafter" not in config:
+        if not is_hub_id(spec):
+            return _without_weights(str(spec), target)
+        folder = fetch(str(spec))
+    if "drafter" not in read_config(folder):
         refuse_foreign(folder)
+        check_causal_lm(folder)
         return causal_lm_family().load(folder, target)
-    shape = TargetShape(**config["shape"])
+    stored = StoredDrafter.read(folder)
     if target is not None:
-        _check_target(folder, Fingerprint(**config["target"]), target)
-    drafter = build_drafter(config["drafter"], config["options"], shape)
-    if not isinstance(drafter, NeuralDrafter):
-        raise UserError(f"{folder}: {config['drafter']} has no weights to load")
-    _load_weights(drafter, folder)
-    return drafter.eval()
+        check_target(stored, target)
+    return stored.load()
+
+
+def check_target(stored: StoredDrafter, target: Target) -> None:
+    """Refuse a drafter that was made for another target; warn of another conversion of its model.
+
+    Raises:
+        UserError: names the first difference.
+    """
+    made_for, here = stored.made_for, Fingerprint.of(target)
+    found = made_for.difference(here)
+    if found is None:
+        return
+    field, theirs, ours = found
+    same_base = (made_for.base and made_for.base in (here.base, here.name)) or (
+        here.base and here.base == made_for.name
+    )
+    if field == "weights" and same_base:
+        warnings.warn(
+            f"{stored.folder} was made for {made_for.name}; {target.name} is another conversion of "
+            "the same model, so acceptance may differ a little",
+            stacklevel=3,
+        )
+        return
+    raise UserError(
+        f"{stored.folder} was made for another target ({made_for.name}): its {field} is {theirs}, "
+        f"{target.name} has {ours}; give the target it was trained on, or train one for this"
+    )
 
 
 def parts_of(spec: str) -> list[str]:
@@ -152,69 +181,3 @@ def _without_weights(name: str, target: Target | None) -> Drafter:
     if issubclass(kind, NeuralDrafter):
         return kind.shipped(target)
     return kind.build({}, target.shape)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a drafter's folder, or of a causal LM's.
-
-    Raises:
-        UserError: if it cannot be read, or has fields of another version.
-    """
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: config.json cannot be read ({error})") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{folder}: config.json holds no object")
-    if "drafter" in config:
-        unknown, missing = set(config) - _FIELDS, _FIELDS - set(config)
-        if unknown or missing:
-            raise UserError(
-                f"{folder}: config.json has unknown fields {sorted(unknown)}, "
-                f"lacks {sorted(missing)}: it was written by another version"
-            )
-        if config["format_version"] != FORMAT_VERSION:
-            raise UserError(
-                f"{folder}: format version {config['format_version']}, this is {FORMAT_VERSION}"
-            )
-    return config
-
-
-def _check_target(folder: Path, made_for: Fingerprint, target: Target) -> None:
-    here = Fingerprint.of(target)
-    found = made_for.difference(here)
-    if found is None:
-        return
-    field, theirs, ours = found
-    same_base = (made_for.base and made_for.base in (here.base, here.name)) or (
-        here.base and here.base == made_for.name
-    )
-    if field == "weights" and same_base:
-        warnings.warn(
-            f"{folder} was made for {made_for.name}; {target.name} is another conversion of the "
-            "same model, so acceptance may differ a little",
-            stacklevel=3,
-        )
-        return
-    raise UserError(
-        f"{folder} was made for another target ({made_for.name}): its {field} is {theirs}, "
-        f"{target.name} has {ours}; give the target it was trained on, or train one for this"
-    )
-
-
-def _load_weights(drafter: NeuralDrafter, folder: Path) -> None:
-    """Load every tensor exactly: same names, same shapes."""
-    path = folder / WEIGHTS
-    expected = {name: tuple(t.shape) for name, t in drafter.state_dict().items()}
-    try:
-        with safe_open(path, "pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read ({error}): safetensors only") from error
-    missing, unused = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
-    if missing or unused:
-        raise UserError(f"{path}: missing tensors {missing}, unused tensors {unused}")
-    for name, shape in expected.items():
-        if found[name] != shape:
-            raise UserError(f"{path}: {name} is {found[name]}, the config asks for {shape}")
-    drafter.load_state_dict(load_file(path))

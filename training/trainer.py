@@ -20,6 +20,7 @@ from torch import Tensor
 
 from drafters.base import NeuralDrafter
 from drafters.checkpoint import save_drafter
+from drafters.fingerprint import template_digest
 from drafters.losses import LossSums
 from drafters.rounding import rounded
 from drafters.target import Target
@@ -313,6 +314,8 @@ class Trainer:
             self._publish("best", metrics)
 
     def _publish(self, name: str, metrics: dict[str, float]) -> None:
-        about = {**self.run.identity, "step": self.progress.step, "metrics": metrics}
+        template = template_digest(self.target.tokenizer)
+        about = {**self.run.identity, "chat_template": template}
+        about |= {"step": self.progress.step, "metrics": metrics}
         dtype = self._published_dtype
         save_drafter(self.drafter, self.output / name, self.target, about, dtype)

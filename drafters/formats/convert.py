@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 
 from drafters.base import NeuralDrafter
-from drafters.checkpoint import FORMAT_VERSION, load_drafter, read_config, write_folder
+from drafters.checkpoint import load_drafter, write_folder
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.formats.dialect import Ours, Theirs, own_tensors
 from drafters.formats.foreign import Foreign
 from drafters.formats.registry import reader, writer
 from drafters.shape import TargetShape
+from drafters.stored import FORMAT_VERSION, read_config
 from drafters.target import Target
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -102,6 +102,16 @@ class StandaloneDrafter(ReducedDrafter[StandaloneOptions]):
         self.layers = nn.ModuleList(DecoderLayer(self.shape, kind) for _ in layers)
         self.norm = Norm(width, self.shape.norm_epsilon)
         self.head = nn.Linear(width, len(self.vocabulary), bias=False)
+
+    @classmethod
+    def rebuild(cls, options: Mapping[str, object], shape: TargetShape) -> Self:
+        """Make an untrained one from stored options, which hold the sizes of any other model."""
+        if options.get("model") and not options.get("model_shape"):
+            raise UserError(
+                f"drafter {cls.name}: a stored config that names a model ({options['model']}) and "
+                "not its sizes would have it read: give one that training wrote"
+            )
+        return cls.build(options, shape)
 
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
