@@ -171,7 +171,7 @@ class Placement:
 
 
 def additive(hidden: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores [rows, 1, groups * width, span], of hidden [rows, width, span].
+    """Return the mask [rows, 1, groups * width, span] that is added to scores, of hidden.
 
     The least finite number, not -inf: a row that sees nothing stays finite.
     """
