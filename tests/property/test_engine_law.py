@@ -80,6 +80,7 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     options: dict[str, object] = {
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
         "eagle1": {"draft_vocab_size": kept},
+        "peagle": {"draft_vocab_size": kept, "taps": [0, 1], "layers": 1},
         "hydra": {"draft_vocab_size": kept, "heads": 3},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
@@ -114,6 +115,7 @@ FIXED = [
     ("medusa", Static((2, 1))),
     ("hydra", Dynamic(3, 2, 2)),
     ("eagle1", Dynamic(3, 2, 2)),
+    ("peagle", Dynamic(3, 2, 2)),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
@@ -194,6 +196,7 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("medusa", Static((2,), "sampled"), "traversal"),
         ("hydra", Chain(2, "sampled"), "lossless"),
         ("eagle1", Static((2,), "sampled"), "lossless"),
+        ("peagle", Chain(2, "sampled"), "block"),
         ("eagle", Chain(2, "sampled"), "block"),
         ("eagle", Static((2,), "sampled"), "traversal"),
         ("draft_model", Static((2,), "sampled"), "lossless"),

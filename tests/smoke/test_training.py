@@ -210,13 +210,13 @@ def test_dry_run_writes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["eagle", "eagle1", "hydra", "medusa", "draft_model"])
+@pytest.mark.parametrize("family", ["eagle", "eagle1", "hydra", "medusa", "peagle", "draft_model"])
 def test_the_command_trains(place: Path, tmp_path: Path, family: str) -> None:
     assert train(family, place, tmp_path / "out") == str(tmp_path / "out" / "best")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["eagle1", "eagle3", "hydra", "medusa", "draft_model"])
+@pytest.mark.parametrize("config", ["eagle1", "eagle3", "hydra", "medusa", "peagle", "draft_model"])
 def test_the_project_s_own_configs_are_valid(place: Path, tmp_path: Path, config: str) -> None:
     script = ROOT / "training" / f"train_{'eagle' if config == 'eagle3' else config}.py"
     file = f"configs/drafters/{config}.yaml"
