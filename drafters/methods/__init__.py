@@ -13,6 +13,7 @@ from drafters.methods import (
     mtp,
     ngram,
     none,
+    peagle,
     standalone,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "mtp",
     "ngram",
     "none",
+    "peagle",
     "standalone",
 ]

@@ -34,6 +34,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "hydra": {"draft_vocab_size": 64},
     "medusa": {"draft_vocab_size": 64},
     "mtp": {"draft_vocab_size": 64, "modules": 2},
+    "peagle": {"draft_vocab_size": 64, "taps": [0, 1, 2], "layers": 2},
     "standalone": {"draft_vocab_size": 64, "num_layers": 2},
 }
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
