@@ -4,10 +4,13 @@ A prediction made `ahead` tokens after index i has the label ids[i + ahead] and 
 target's law at position i + ahead - 1. There are no other shifts.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from drafters.base import Batch
+from drafters.base import Batch, Prediction
 
 
 def supervised(batch: Batch, ahead: int) -> Tensor:
@@ -26,3 +29,46 @@ def supervised(batch: Batch, ahead: int) -> Tensor:
         same = (document[:, ahead:] == document[:, :-ahead]) & (document[:, ahead:] >= 0)
         result[:, :-ahead] = same & batch.label_mask[:, ahead:]
     return result
+
+
+def useful_slots(batch: Batch, steps: range) -> Tensor:
+    """Return the slots [B, T'] with a label at one of these steps, filled up with others.
+
+    The slot of index i at step s predicts position i + s + 1.
+    """
+    useful = torch.stack([supervised(batch, step + 2) for step in steps]).any(0)
+    width = max(1, int(useful.sum(1).max()))
+    return useful.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+
+
+def slot_prediction(
+    batch: Batch,
+    slots: Tensor,
+    step: int,
+    state: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    hidden: bool = False,
+) -> Prediction:
+    """Return what slots predict at a step, where a label is supervised.
+
+    Args:
+        batch: whose labels are predicted.
+        slots: [B, T'] indices into the rows.
+        step: from 0; see useful_slots.
+        state: [B, T', D] of the slots.
+        head: maps states [m, D] to draft logits [m, K].
+        hidden: whether the states imitate the target's post-norm ones, so that a loss may ask.
+    """
+    rows, length = batch.ids.shape
+    first = torch.arange(rows, device=slots.device)[:, None] * length
+    chosen = supervised(batch, step + 2).gather(1, slots).flatten().nonzero()[:, 0]
+    group = (first + slots).flatten()[chosen]
+    own = state.flatten(0, 1)[chosen]
+    logits = partial(_logits, head, own)
+    auxiliary = {"hidden": own} if hidden else {}
+    return Prediction(group + step + 1, step + 1, group, logits, auxiliary)
+
+
+def _logits(head: Callable[[Tensor], Tensor], state: Tensor, span: slice) -> Tensor:
+    return head(state[span])

@@ -7,10 +7,11 @@ Drafter and DraftSession carry decoding. No behaviour lives here.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from drafters.errors import UserError
 from drafters.sampling import RowRandom, Warp
 from drafters.tree import TokenTree
 
@@ -172,6 +173,13 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class JointDrafter(Protocol):
+    """A drafter made of others: what each of them costs can be measured apart."""
+
+    members: Sequence[Drafter]
+
+
 class NeuralDrafter(nn.Module):
     """A drafter with trained weights. It never registers a tensor of the target's."""
 
@@ -186,6 +194,27 @@ class NeuralDrafter(nn.Module):
         Raises:
             UserError: on an unknown option, a wrong type or a value this target cannot serve.
         """
+
+    @classmethod
+    def shipped(cls, target: "Target") -> "NeuralDrafter":
+        """Return the one whose weights lie in the target's own folder.
+
+        Raises:
+            UserError: if there are none, or of a kind that the family cannot run.
+        """
+        raise UserError(
+            f"drafter {cls.name}: no such folder, and not a drafter without weights; target "
+            f"{target.name} ships none: give the folder that training or publishing wrote"
+        )
+
+    @classmethod
+    def rebuild(cls, options: Mapping[str, object], shape: "TargetShape") -> "NeuralDrafter":
+        """Make an untrained drafter from the options of a stored one; reads nothing beside them.
+
+        Raises:
+            UserError: as `build`, and on options that would send it to another file.
+        """
+        return cls.build(options, shape)
 
     @abstractmethod
     def options(self) -> dict[str, object]:

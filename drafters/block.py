@@ -35,8 +35,8 @@ from drafters.layers import (
     rotate,
 )
 from drafters.linear import FrozenLinear
-from drafters.marginals import check_levels
 from drafters.packed import PackedLayer
+from drafters.parallel import check_levels
 from drafters.reduced import ReducedDrafter
 from drafters.shape import TargetShape
 from drafters.target import Target

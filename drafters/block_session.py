@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import Block, KVCache, Placement
+from drafters.cache import KVCache
 from drafters.correction import CorrectedGuesser, Correction
 from drafters.growth import Growth, Guesser
 from drafters.layers import DecoderLayer, Rotary
 from drafters.linear import FrozenLinear
-from drafters.marginals import MarginalGuesser
 from drafters.packed import Attend, PackedLayer, PackedNorm, rotate_
+from drafters.parallel import ParallelGuesser
+from drafters.placement import Block, Placement
 from drafters.session import CachedSession, Final, cache_attention
 from drafters.shape import TargetShape
 from drafters.target import Target
@@ -145,7 +146,7 @@ class BlockSession(CachedSession):
         states = self._states(roots, rows)
         marginals = self.maps.head(states.flatten(0, 1)).view(*states.shape[:2], -1)
         if self.maps.correction is None:
-            return MarginalGuesser(marginals, self.ids)
+            return ParallelGuesser(marginals, self.ids)
         return CorrectedGuesser(self.maps.correction, marginals, states, roots, self.ids)
 
     def _states(self, roots: Tensor, rows: list[int]) -> Tensor:

@@ -20,7 +20,7 @@ from drafters.errors import UserError
 from drafters.growth import Growth, Guesser
 from drafters.layers import packed_linear
 from drafters.linear import FrozenLinear
-from drafters.marginals import check_levels
+from drafters.parallel import check_levels
 from drafters.reduced import ReducedDrafter
 from drafters.sampling import RowRandom, Warp
 from drafters.session import by_row

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.growth import Growth, Guesser
 from drafters.layers import Attend
+from drafters.placement import Placement, causal_block
 from drafters.sampling import RowRandom, Warp
-from drafters.target import causal_block
 from drafters.tree import TokenTree
 
 _CHUNK = 512  # tokens of a row encoded at once: bounds the mask of a long prompt

@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from drafters.base import Features, TargetOutput
-from drafters.cache import Block, KVCache, Placement
+from drafters.cache import KVCache
 from drafters.errors import UserError
 from drafters.lean import LeanModel, window_of
 from drafters.linear import FrozenLinear
+from drafters.placement import Block, Placement, causal_block
 from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
 from drafters.shape import TargetShape
@@ -70,6 +72,7 @@ class Target:
         self._embedding = model.get_input_embeddings()
         self._head = FrozenLinear([model.get_output_embeddings().weight], _head_bias(model))
         self._reduced: tuple[Tensor, FrozenLinear] | None = None
+        self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
         values = self.config.to_dict()
         self._logit_cap: float | None = values.get("final_logit_softcapping")
         self._logit_scale: float = (values.get("logit_scale") or 1) / (
@@ -144,6 +147,21 @@ class Target:
             return frozenset()
         return frozenset(ids if isinstance(ids, list) else [ids])
 
+    @property
+    def folder(self) -> Path:
+        """Return where its weights were read from.
+
+        Raises:
+            UserError: if it was made in memory or its folder is gone.
+        """
+        place = self.model.config.name_or_path
+        if place and Path(place).is_dir():
+            return Path(place)
+        try:
+            return Path(snapshot_download(place, local_files_only=True))
+        except (OSError, ValueError) as error:
+            raise UserError(f"target {self.name}: its weights lie in no known folder") from error
+
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """Return an empty cache for this target."""
         return KVCache(
@@ -161,8 +179,14 @@ class Target:
         return F.embedding(ids, self._embedding.weight)
 
     def head(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Return logits [..., V] of post-norm states, or [..., K] on the given ids."""
-        logits = (self._head if ids is None else self._reduced_head(ids))(hidden)
+        """Return logits [..., V] of post-norm states, or [..., K] on the given ids.
+
+        A gradient flows to the states where they ask for one, never to the head.
+        """
+        if hidden.requires_grad:
+            logits = F.linear(hidden, *self._rows(ids))
+        else:
+            logits = (self._head if ids is None else self._reduced_head(ids))(hidden)
         if self._logit_scale != 1:
             logits = logits * self._logit_scale
         cap = self._logit_cap
@@ -175,6 +199,16 @@ class Target:
             biases = None if bias is None else [bias[0][ids]]
             self._reduced = ids, FrozenLinear([self.head_rows(ids)], biases)
         return self._reduced[1]
+
+    def _rows(self, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias of the head on these ids: packed kernels have no backward."""
+        bias = _head_bias(self.model)
+        if ids is None:
+            weight = self.model.get_output_embeddings().weight.detach()
+            return weight, None if bias is None else bias[0].detach()
+        if self._taken is None or self._taken[0] is not ids:
+            self._taken = ids, self.head_rows(ids), None if bias is None else bias[0][ids].detach()
+        return self._taken[1:]
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """Return copies of the head's rows [K, D]."""
@@ -356,11 +390,6 @@ class Target:
                 f"target {self.name} would be served wrongly: {difference}; the engine has no form "
                 "for what this model does, give another"
             )
-
-
-def causal_block(length: int) -> Block:
-    """Return the block of a row's next `length` tokens, each seeing those before it."""
-    return Block(torch.arange(length), causal(length))
 
 
 def _joined(chunks: list[TargetOutput]) -> TargetOutput:

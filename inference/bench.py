@@ -146,13 +146,13 @@ def measure(
         prompts: of which the first turn is answered.
         settings: how to run.
         advance: called after every step, `steps` times.
-        peers: other libraries' decoding; with one row only.
+        peers: other libraries' decoding.
 
     Raises:
-        UserError: if a prompt cannot be served, or peers meet several rows; before any model work.
+        UserError: if a prompt or so many rows cannot be served; before any model work.
     """
-    if peers and settings.rows > 1:
-        raise UserError(f"peers answer one prompt at a time, rows is {settings.rows}: give 1")
+    for peer in peers:
+        peer.check_rows(settings.rows)
     ids = first_turn_ids(target, prompts)
     _check_lengths(target, prompts, ids)
     baseline = Contender(BASELINE, load_drafter(BASELINE, target), Chain(1))
@@ -164,7 +164,7 @@ def measure(
         _warm_up(decoder, ids, settings)
         advance()
     for peer in peers:
-        peer.decode(target, ids[0], _WARMUP_TOKENS, settings.warp, settings.seed)
+        peer.decode(target, ids[:1], _WARMUP_TOKENS, settings.warp, settings.seed)
         advance()
     meter = CostMeter(target, context, rows=rows, sizes=_sizes(drafters))
     for turn, group, samples in _turns(len(ids), settings):
@@ -173,9 +173,9 @@ def measure(
             race[index].passes.append(_decode(decoders[index], ids, group, settings, turn))
             advance()
         for peer in peers:
-            for prompt in group:
-                most, seed = settings.max_new_tokens, settings.seed + turn[0]
-                peer.take(prompt, peer.decode(target, ids[prompt], most, settings.warp, seed))
+            questions = [ids[prompt] for prompt in group]
+            most, seed = settings.max_new_tokens, settings.seed + turn[0]
+            peer.take(group, peer.decode(target, questions, most, settings.warp, seed))
             advance()
         for _ in range(samples):
             meter.sample()

@@ -121,12 +121,12 @@ def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
     assert spec is not None
     shape = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
     asked = shape.pop("draft")
-    checkpoint = spec.drafter if Path(spec.drafter).is_dir() else None
+    folders = spec.folders
     return {
         "name": contender.name,
         "method": drafter.name,
-        "checkpoint": checkpoint,
-        "parameters": _stored_values(Path(checkpoint)) if checkpoint else 0,
+        "checkpoint": "+".join(map(str, folders)) or None,
+        "parameters": sum(_stored_values(folder) for folder in folders),
         "growth": spec.growth_name,
         "draft_mode": " and ".join(sorted(own.draft_modes)) or asked,
         "verify_mode": shown(spec.verify),
@@ -252,8 +252,13 @@ def _part(own: Tally, plain: Tally, inside: Keep) -> dict[str, Any]:
 def _peer(measured: Measurement, peer: Peer, plain: Tally) -> dict[str, Any]:
     """Return what another library's decoding does, and what ours does over it."""
     numbers = range(len(measured.ids))
-    decode = _decoding(peer, numbers)
-    whole = [_sum(Work(len(o.ids), o.total_seconds) for o in peer.outputs[n]) for n in numbers]
+    rows = measured.settings.rows
+    batches = [numbers[start : start + rows] for start in range(0, len(numbers), rows)]
+    decode = _decoding(peer, batches)
+    whole = [
+        _sum(Work(len(o.ids), o.total_seconds) for n in batch for o in peer.outputs[n])
+        for batch in batches
+    ]
     alone = measured.peers[0]
     found = {
         "name": peer.name,
@@ -265,15 +270,18 @@ def _peer(measured: Measurement, peer: Peer, plain: Tally) -> dict[str, Any]:
         "identical": None,
     }
     if alone.name == "hf" and peer is not alone:
-        found["over_hf"] = _pair(speedup(decode, _decoding(alone, numbers)))
+        found["over_hf"] = _pair(speedup(decode, _decoding(alone, batches)))
     if measured.settings.warp.greedy:
         same = [plain.outputs(n)[0] == peer.outputs[n][0].ids for n in numbers]
         found["identical"] = sum(same)
     return found
 
 
-def _decoding(peer: Peer, numbers: Iterable[int]) -> list[Work]:
-    return [_sum(Work(o.decoded, o.seconds) for o in peer.outputs[n]) for n in numbers]
+def _decoding(peer: Peer, batches: Iterable[Sequence[int]]) -> list[Work]:
+    return [
+        _sum(Work(o.decoded, o.seconds) for n in batch for o in peer.outputs[n])
+        for batch in batches
+    ]
 
 
 def _sum(parts: Iterable[Work]) -> Work:

@@ -62,18 +62,29 @@ class FeatureSettings:
     """How the target's states are kept.
 
     Args:
-        keep: memory keeps them for later epochs, none computes them every time, auto keeps them
-            if they fit in a quarter of the free memory.
-        dtype: what they are rounded to, float32 or bfloat16.
+        keep: memory keeps them for later epochs, none computes or reads them every time, auto keeps
+            them if they fit in a quarter of the free memory.
+        dtype: what they are rounded to, float32 or bfloat16; auto: bfloat16 with a store, float32
+            without.
+        store: folder that keeps them over epochs and runs (training/feature_store.py): what is in
+            it is read, what is not is added; empty: none.
     """
 
     keep: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "auto"
+    store: str = ""
 
     def __post_init__(self) -> None:
         """Check the names."""
         _one_of("features.keep", self.keep, ("auto", "memory", "none"))
-        _one_of("features.dtype", self.dtype, ("float32", "bfloat16"))
+        _one_of("features.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+
+    @property
+    def stored_dtype(self) -> str:
+        """Return float32 or bfloat16."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if self.store else "float32"
 
 
 @dataclass

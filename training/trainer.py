@@ -20,6 +20,7 @@ from torch import Tensor
 
 from drafters.base import NeuralDrafter
 from drafters.checkpoint import save_drafter
+from drafters.fingerprint import template_digest
 from drafters.losses import LossSums
 from drafters.rounding import rounded
 from drafters.target import Target
@@ -194,7 +195,8 @@ class Trainer:
         return metrics
 
     def save(self) -> None:
-        """Write the state and publish the drafter as `last`."""
+        """Write the state and the features so far, and publish the drafter as `last`."""
+        self.run.lessons.flush()
         self.progress.elapsed = self.elapsed
         generators: list[Tensor] = gather_object([torch.get_rng_state()])
         if self.accelerator.is_main_process:
@@ -312,6 +314,8 @@ class Trainer:
             self._publish("best", metrics)
 
     def _publish(self, name: str, metrics: dict[str, float]) -> None:
-        about = {**self.run.identity, "step": self.progress.step, "metrics": metrics}
+        template = template_digest(self.target.tokenizer)
+        about = {**self.run.identity, "chat_template": template}
+        about |= {"step": self.progress.step, "metrics": metrics}
         dtype = self._published_dtype
         save_drafter(self.drafter, self.output / name, self.target, about, dtype)

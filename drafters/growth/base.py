@@ -87,6 +87,18 @@ class Growth(Protocol):
         """Return the policy of one decoder of so many rows, without any history."""
         ...
 
+    def member(self, index: int, rows: int) -> "Growth":
+        """Return what member `index` of a joint drafter grows its own trees by, as `start` does."""
+        ...
+
+    def budget(self, survivals: Sequence[float]) -> int:
+        """Return how many nodes of one row are worth being verified.
+
+        Args:
+            survivals: of the nodes, descending.
+        """
+        ...
+
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Learn from what became final in a round, prefill included; one entry a row."""
         ...
@@ -104,6 +116,14 @@ class FixedShape:
     def start(self, rows: int) -> Self:
         """Return itself."""
         return self
+
+    def member(self, index: int, rows: int) -> Self:
+        """Return itself."""
+        return self
+
+    def budget(self, survivals: Sequence[float]) -> int:
+        """Return that all are."""
+        return len(survivals)
 
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Learn nothing."""

@@ -77,9 +77,9 @@ class CostAware:
         """Return the depth."""
         return self.depth
 
-    def priced(self, prices: Prices) -> "CostAwareGrowth":
-        """Return the growth that decides by these costs."""
-        return CostAwareGrowth(self, prices)
+    def priced(self, prices: Prices, members: Sequence[Prices] = ()) -> "CostAwareGrowth":
+        """Return the growth that decides by these costs; `members`: of a joint drafter's, each."""
+        return CostAwareGrowth(self, prices, members)
 
     def start(self, rows: int) -> NoReturn:
         """Refuse: costs are needed.
@@ -101,6 +101,14 @@ class CostAware:
         """Refuse: costs are needed; see `start`."""
         self.start(len(roots))
 
+    def member(self, index: int, rows: int) -> NoReturn:
+        """Refuse: costs are needed; see `start`."""
+        self.start(rows)
+
+    def budget(self, survivals: Sequence[float]) -> int:
+        """Refuse: costs are needed; see `start`."""
+        self.start(1)
+
 
 class CostAwareGrowth:
     """The growth of one decoder's rows.
@@ -108,11 +116,12 @@ class CostAwareGrowth:
     Args:
         limits: what trees may be at most.
         prices: measured costs of this drafter, target, number of rows and context.
+        members: of a joint drafter's, each alone.
     """
 
-    def __init__(self, limits: CostAware, prices: Prices) -> None:
+    def __init__(self, limits: CostAware, prices: Prices, members: Sequence[Prices] = ()) -> None:
         """Start without history."""
-        self.limits, self.prices = limits, prices
+        self.limits, self.prices, self.members = limits, prices, members
         self.ledger = Ledger(prices, limits.depth)
         self._drafted = 0  # levels of the round under way
         self._trees: list[TokenTree] = []  # of the round under way
@@ -152,7 +161,16 @@ class CostAwareGrowth:
 
     def start(self, rows: int) -> "CostAwareGrowth":
         """Return one without history."""
-        return CostAwareGrowth(self.limits, self.prices)
+        return CostAwareGrowth(self.limits, self.prices, self.members)
+
+    def member(self, index: int, rows: int) -> "CostAwareGrowth":
+        """Return a member's own, without history: it sleeps where that member alone earns less."""
+        return CostAwareGrowth(self.limits, self.members[index] if self.members else self.prices)
+
+    def budget(self, survivals: Sequence[float]) -> int:
+        """Return how many nodes pay; one in a trial, which would teach nothing without any."""
+        count = self.ledger.worth(survivals, 1)
+        return max(1, count) if self.ledger.asleep else count
 
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Count what a round accepted."""

@@ -8,14 +8,13 @@ Source: Li et al. 2025 (EAGLE-3, arXiv 2503.01840); tap_norm and norm_output: EA
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafters.alignment import supervised
+from drafters.alignment import slot_prediction
 from drafters.base import Batch, Features, Prediction
 from drafters.errors import UserError
 from drafters.growth import Growth
@@ -35,7 +34,7 @@ from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.shape import TargetShape
 from drafters.target import Target
-from drafters.unrolled import Documents, UnrolledAttention
+from drafters.unrolled import unroll
 
 Start = Literal["target", "random"]
 
@@ -191,8 +190,9 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
             self.shape.norm_epsilon,
         )
 
-    def frozen(self, dtype: torch.dtype) -> EagleParts:
-        """Return a packed copy of the maps in this dtype, for decoding."""
+    def frozen(self, target: Target) -> EagleParts:
+        """Return a packed copy of the maps in the target's dtype, for decoding."""
+        dtype = target.dtype
         return EagleParts(
             packed_linear(self.fusion, dtype),
             None if self.tap_norm is None else self.tap_norm.detach().to(dtype, copy=True),
@@ -204,58 +204,18 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
         )
 
     def predict(self, batch: Batch, target: Target) -> list[Prediction]:
-        """Unroll every slot `unroll` steps: true tokens, the drafter's own states.
-
-        Slot i at step s carries token i + s + 1 at rotary position i + s, and predicts position
-        i + s + 1. Gradients flow through all steps. From step 1 on, slots without a supervised
-        label are left out.
-        """
+        """Unroll every slot `unroll` steps: true tokens, the drafter's own states."""
         if batch.taps is None:
             raise ValueError(f"{self.name} reads layers {self.features.layers}: batch.taps is None")
-        rows, length = batch.ids.shape
         parts = self.parts()
-        documents = Documents(batch.document)
-        attention = [UnrolledAttention(documents) for _ in self.layers]
-        slots = torch.arange(length, device=batch.ids.device).expand(rows, length)
         taps = batch.taps.to(self.fusion.weight.dtype)
         state = parts.fuse(taps).to(taps.dtype)  # the residual stream stays exact under autocast
-        predictions = []
-        for step in range(self.config.unroll):
-            if step == 1:
-                slots = self._useful(batch)
-                state = state.gather(1, slots[..., None].expand(-1, -1, state.shape[-1]))
-                for layer in attention:
-                    layer.narrow(slots)
-            tokens = batch.ids.gather(1, (slots + step + 1).clamp_max(length - 1))
-            rotary = self.rotary(batch.position.gather(1, slots) + step, state.dtype)
-            embedding = target.embed(tokens).to(state.dtype)
-            state = parts.advance(state, embedding, rotary, attention)
-            predictions.append(_prediction(batch, slots, step, state, parts))
-        return predictions
-
-    def _useful(self, batch: Batch) -> Tensor:
-        """Return the slots [B, T'] with a label at step 1 or later, filled up with others."""
-        labels = [supervised(batch, step + 2) for step in range(1, self.config.unroll)]
-        useful = torch.stack(labels).any(0)
-        width = max(1, int(useful.sum(1).max()))
-        return useful.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+        steps = unroll(parts, self.rotary, batch, target, state, self.config.unroll)
+        return [
+            slot_prediction(batch, slots, step, state, parts.logits)
+            for step, (slots, state) in enumerate(steps)
+        ]
 
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> RecurrentSession:
         """Start a decoding session on a frozen copy of the weights."""
         return RecurrentSession(self, target, growth, rows, capacity)
-
-
-def _prediction(
-    batch: Batch, slots: Tensor, step: int, state: Tensor, parts: EagleParts
-) -> Prediction:
-    """Return what the slots [B, T'] predict at a step, where a label is supervised."""
-    rows, length = batch.ids.shape
-    first = torch.arange(rows, device=slots.device)[:, None] * length
-    chosen = supervised(batch, step + 2).gather(1, slots).flatten().nonzero()[:, 0]
-    group = (first + slots).flatten()[chosen]
-    logits = partial(_logits, parts, state.flatten(0, 1)[chosen])
-    return Prediction(group + step + 1, step + 1, group, logits)
-
-
-def _logits(parts: EagleParts, state: Tensor, span: slice) -> Tensor:
-    return parts.logits(state[span])

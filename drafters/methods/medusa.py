@@ -17,7 +17,7 @@ from drafters.alignment import supervised
 from drafters.base import Batch, Prediction
 from drafters.growth import Growth
 from drafters.heads import HeadsDrafter, HeadsOptions, HeadsSession, ResidualBlock
-from drafters.marginals import MarginalGuesser
+from drafters.parallel import ParallelGuesser
 from drafters.registry import register
 from drafters.shape import TargetShape
 from drafters.target import Target
@@ -70,9 +70,9 @@ class MedusaSession(HeadsSession):
         super().__init__(drafter, target, growth, rows)
         self.heads = [drafter.packed(head, target.dtype) for head in range(growth.depth)]
 
-    def guesser(self, rows: list[int]) -> MarginalGuesser:
+    def guesser(self, rows: list[int]) -> ParallelGuesser:
         """Run all heads."""
-        return MarginalGuesser(self.logits(self.last[rows]), self.ids)
+        return ParallelGuesser(self.logits(self.last[rows]), self.ids)
 
     def logits(self, last: Tensor) -> Tensor:
         """Return all heads' logits [heads, R, K] of states [R, D]."""

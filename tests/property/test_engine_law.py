@@ -82,10 +82,14 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
         "dflash2": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "candidates": 2},
         "dspark": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "layers": 1},
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
+        "eagle1": {"draft_vocab_size": kept},
         "hydra": {"draft_vocab_size": kept, "heads": 3},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
+        "mtp": {"draft_vocab_size": kept, "modules": 2},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
+    if name == "hybrid":
+        options = {"members": ["ngram", drafter_of("medusa", target, kept)]}
     drafter = build_drafter(name, options, target.shape)
     return drafter.eval() if isinstance(drafter, torch.nn.Module) else drafter
 
@@ -117,13 +121,18 @@ FIXED = [
     ("medusa", BestFirst(3, 2)),
     ("dspark", BestFirst(3, 2)),
     ("hydra", Dynamic(3, 2, 2)),
+    ("eagle1", Dynamic(3, 2, 2)),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
+    ("mtp", Dynamic(4, 3, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
     ("ngram", CostAware(2, 1, 2).priced(PRICES)),
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
     ("eagle", CostAware(3, 2, 2).priced(PRICES)),
     pytest.param("dspark", CostAware(3, 2, 2).priced(PRICES), marks=pytest.mark.slow),
+    ("hybrid", Chain(2)),
+    ("hybrid", Dynamic(3, 2, 2)),
+    ("hybrid", CostAware(3, 2, 2).priced(PRICES)),
 ]
 
 
@@ -173,6 +182,13 @@ def test_a_drawn_chain_that_stops_where_nothing_pays() -> None:
     check(target, drafter_of("medusa", target, kept=2), growth, Warp(1.0), new=3)
 
 
+@pytest.mark.parametrize("growth", [Chain(1, "sampled"), Static((2,), "sampled")], ids=str)
+def test_drawn_beside_copied(growth: Growth) -> None:
+    """Members that draw and members that copy in one tree, cut to one budget."""
+    target = small(3)
+    check(target, drafter_of("hybrid", target, kept=2), growth, Warp(1.0), new=3)
+
+
 @pytest.mark.parametrize(
     ("growth", "verify"),
     [
@@ -201,7 +217,9 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("dflash", Static((2,), "sampled"), "lossless"),
         ("dflash2", Chain(2, "sampled"), "lossless"),
         ("hydra", Chain(2, "sampled"), "lossless"),
+        ("eagle1", Static((2,), "sampled"), "lossless"),
         ("eagle", Chain(2, "sampled"), "block"),
+        ("mtp", Chain(2, "sampled"), "lossless"),
         ("eagle", Static((2,), "sampled"), "traversal"),
         ("draft_model", Static((2,), "sampled"), "lossless"),
     ],

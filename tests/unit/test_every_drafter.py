@@ -30,8 +30,10 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dflash2": {"draft_vocab_size": 64, "taps": [0, 1, 2], "selector_rank": 8},
     "dspark": {"draft_vocab_size": 64, "taps": [0, 2], "attention_bias": True},
     "eagle": {"draft_vocab_size": 64, "taps": [0, 1, 2]},
+    "eagle1": {"draft_vocab_size": 64, "unroll": 3},
     "hydra": {"draft_vocab_size": 64},
     "medusa": {"draft_vocab_size": 64},
+    "mtp": {"draft_vocab_size": 64, "modules": 2},
     "standalone": {"draft_vocab_size": 64, "num_layers": 2},
 }
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
@@ -58,6 +60,8 @@ def make(name: str, target: Target) -> Drafter:
     options = dict(OPTIONS.get(name, {}))
     if name == "draft_model":
         options["model"] = Target(tiny_model(seed=9, num_hidden_layers=2), name="small")
+    if name == "hybrid":  # what a row has learned is not in its text
+        options = {"members": ["ngram", make("medusa", target)], "learn": False}
     drafter = build_drafter(name, options, target.shape)
     if isinstance(drafter, NeuralDrafter):
         with contextlib.suppress(UserError):  # layers of another kind: it stays as it was made
