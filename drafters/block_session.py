@@ -6,7 +6,7 @@ that the cache keeps is context; a block's own cells are overwritten by the next
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class FrozenBlocks(Protocol):
     features: Features
     shape: TargetShape
     rotary: Rotary
-    lead: int
+    lead: ClassVar[int]
 
     @property
     def ids(self) -> Tensor | None:

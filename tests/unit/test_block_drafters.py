@@ -196,6 +196,17 @@ def test_the_dth_guess_imitates_position_a_plus_d_minus_1(name: str, target: Tar
         assert torch.equal(prediction.positions, prediction.group + depth - 1)
 
 
+def test_the_anchors_own_slot_guesses_where_slots_guess_the_next_token(target: Target) -> None:
+    assert [make(target, name).length for name in FAMILIES] == [SLOTS + 1, SLOTS + 1, SLOTS]
+    drafter = make(target, "dspark", markov_rank=0)
+    batch = batch_of(target, drafter, 8)
+    blocks = Blocks(batch, 20, SLOTS, vary=False)
+    with torch.no_grad():
+        states = drafter.states(batch, target, blocks)
+    logits = logits_of(drafter, target, batch)
+    torch.testing.assert_close(drafter.head(states)[0, 2, 1].detach(), logits[2, 2])
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_documents_of_a_row_are_apart(name: str, target: Target) -> None:
     drafter = make(target, name)
