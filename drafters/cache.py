@@ -45,6 +45,7 @@ class Placement:
         hidden: [rows, width, span] bool, True where a token may not look; None: all see all.
         query_position, key_position: [rows, width], [rows, span]; only for sliding windows.
         counts: number of new tokens of each row of the cache (0 for rows that do not take part).
+        moved: whether columns of committed tokens are not their positions.
     """
 
     rows: slice
@@ -57,6 +58,7 @@ class Placement:
     query_position: Tensor
     key_position: Tensor
     counts: list[int]
+    moved: bool = False
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
@@ -70,7 +72,7 @@ class Placement:
         key = (window, groups, dtype)
         if key not in self._masks:
             hidden = self.hidden
-            if window is not None and self.span > window:
+            if window is not None and (self.moved or self.span > window):
                 far = self.query_position[:, :, None] - self.key_position[:, None, :] >= window
                 hidden = far if hidden is None else hidden | far
             if hidden is None:

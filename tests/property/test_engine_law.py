@@ -80,6 +80,7 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     options: dict[str, object] = {
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
+        "self_window": {"sinks": 1, "window": 2},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
     if name == "hybrid":
@@ -118,6 +119,9 @@ FIXED = [
     ("ngram", CostAware(2, 1, 2).priced(PRICES)),
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
     ("eagle", CostAware(3, 2, 2).priced(PRICES)),
+    ("suffix", Dynamic(3, 2, 2)),
+    ("lookahead", Static((2, 1))),
+    ("self_window", Chain(2)),
     ("hybrid", Chain(2)),
     ("hybrid", Dynamic(3, 2, 2)),
     ("hybrid", CostAware(3, 2, 2).priced(PRICES)),
