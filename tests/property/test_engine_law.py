@@ -87,6 +87,7 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
         "hydra": {"draft_vocab_size": kept, "heads": 3},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
         "mtp": {"draft_vocab_size": kept, "modules": 2},
+        "self_window": {"sinks": 1, "window": 2},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
     if name == "hybrid":
@@ -132,6 +133,9 @@ FIXED = [
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
     ("eagle", CostAware(3, 2, 2).priced(PRICES)),
     pytest.param("dspark", CostAware(3, 2, 2).priced(PRICES), marks=pytest.mark.slow),
+    ("suffix", Dynamic(3, 2, 2)),
+    ("lookahead", Static((2, 1))),
+    ("self_window", Chain(2)),
     ("hybrid", Chain(2)),
     ("hybrid", Dynamic(3, 2, 2)),
     ("hybrid", CostAware(3, 2, 2).priced(PRICES)),
