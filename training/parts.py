@@ -24,6 +24,7 @@ from drafters.target import Target
 from drafters.vocab import DraftVocabulary, choose, coverage
 from drafters.warmstart import WarmStart
 from training import acceptance, tracking
+from training.adapters import add_adapters
 from training.batches import compose, documents
 from training.examples import Example, first_tokens, make_examples, pack, split
 from training.feature_store import FeatureStore, Kind
@@ -91,6 +92,8 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     if warm is not None:
         notes.append(warm.apply(drafter, target))
     drafter.to(accelerator.device)
+    if settings.optim.lora_rank:
+        add_adapters(drafter, settings.optim)
     lessons, held_out = _lessons(training, measured, drafter, target, settings)
     notes.append(_size_note(drafter, lessons))
     return Parts(

@@ -22,6 +22,7 @@ from drafters.target import Target
 from inference.stats import Acceptance, Round, acceptance
 from tests.tiny import tiny_target
 from tests.unit.test_objective import drafter_of, examples_of, lessons_of
+from training.adapters import add_adapters
 from training.batches import order_of
 from training.examples import Example
 from training.features import Lesson
@@ -67,6 +68,8 @@ def trainer_of(
     identity: dict[str, object] | None = None,
 ) -> Trainer:
     drafter = drafter_of(target, name)
+    if settings.optim.lora_rank:
+        add_adapters(drafter, settings.optim)
     chats = examples or examples_of(20, 14, 17, 30, 25, 11, 19, 23, 28, 16)
     groups = [[i] for i in range(len(chats))]
     run = Run(
