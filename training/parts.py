@@ -251,7 +251,8 @@ def _size_note(drafter: NeuralDrafter, lessons: Lessons) -> str:
     stored = ""
     if lessons.store is not None:
         count = sum(lessons.is_stored(index) for index in range(len(lessons)))
-        stored = f"; {count} of them in {lessons.store.folder} already"
+        to_come = lessons.missing_bytes / 2**30
+        stored = f"; {count} of them in {lessons.store.folder} already, {to_come:.2f} GiB to come"
     return (
         f"{trained / 1e6:.2f} M trainable parameters; {len(lessons)} batches{stored}; features "
         f"kept: {lessons.settings.keep}"

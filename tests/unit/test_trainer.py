@@ -332,6 +332,18 @@ def test_a_time_budget_ends_the_run(tmp_path: Path, target: Target) -> None:
     assert again.share == 1
 
 
+def test_a_time_budget_is_a_schedule(tmp_path: Path, target: Target) -> None:
+    """The rate follows the share of the minutes, those before a resume included."""
+    schedule = ScheduleSettings(epochs=None, time_budget="12m", kind="linear", warmup=0.0)
+    trainer = trainer_of(target, settings_of(tmp_path, schedule=schedule))
+    for minutes, left in ((0, 1.0), (3, 0.75), (9, 0.25)):
+        trainer._before = minutes * 60.0
+        share = trainer.share
+        assert share == pytest.approx(1 - left, abs=0.02)
+        trainer.step(share)
+        assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * left, rel=0.05)
+
+
 def test_epochs_end_the_run(tmp_path: Path, target: Target) -> None:
     schedule = ScheduleSettings(epochs=1.5)
     trainer = trainer_of(target, settings_of(tmp_path, schedule=schedule))
