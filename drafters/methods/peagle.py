@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from drafters.alignment import slot_prediction, supervised
 from drafters.base import Batch, Commit, Prediction
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.methods.eagle import EagleDrafter, EagleOptions
 from drafters.parallel import ParallelGuesser, check_levels
+from drafters.placement import Placement
 from drafters.registry import register
 from drafters.session import CachedSession, Final, cache_attention
 from drafters.shape import TargetShape
