@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from drafters.base import NeuralDrafter
-from drafters.checkpoint import FORMAT_VERSION, WEIGHTS, load_drafter, read_config, write_folder
+from drafters.checkpoint import FORMAT_VERSION, load_drafter, read_config, write_folder
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
-from drafters.formats.dialect import Ours, Theirs, check_options
+from drafters.formats.dialect import WEIGHTS, Ours, Theirs, check_options
 from drafters.formats.foreign import Foreign
 from drafters.formats.registry import reader, writer
 from drafters.shape import TargetShape

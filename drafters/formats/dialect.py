@@ -15,6 +15,8 @@ from drafters.formats.foreign import Foreign
 from drafters.shape import TargetShape
 from drafters.target import Target
 
+WEIGHTS = "model.safetensors"  # of our folders and of most dialects
+
 
 @dataclass(frozen=True)
 class Ours:
@@ -75,7 +77,7 @@ class Theirs:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     lost: tuple[str, ...] = ()
-    weights: str = "model.safetensors"
+    weights: str = WEIGHTS
     tokenizer: Any = None
     save: Callable[["Theirs", Path], None] = save_folder
 
