@@ -112,7 +112,7 @@ class Decoder:
         self.growth = growth.start(rows)
         self.session = drafter.start(target, self.growth, rows, self.capacity + growth.nodes + 1)
         if isinstance(self.session, ReadsCache):
-            self.session.read(self.cache)
+            self.session.read_cache(self.cache)
         self.rows: list[Row | None] = [None] * rows
         self.clock = Clock()
 

@@ -137,7 +137,7 @@ def _member_row(member: Mapping[str, Any]) -> list[str]:
     """Return what a part of a joint drafter would have got alone, and the time that it took."""
     row = dict.fromkeys(("drafter", "shape", *_HEADINGS), "")
     alone = 1 + member["accepted"] / member["rounds"] if member["rounds"] else None
-    row |= {"drafter": f"  {member['method']}", "shape": "alone, in the same rounds"}
+    row |= {"drafter": f"  {member['method']}", "shape": "alone"}
     row |= {"tau": _number(alone), "time": _percent(member["time_share"])}
     return list(row.values())
 

@@ -63,7 +63,7 @@ def benchmark(
     prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="D or D:growth=chain,gamma=4; give several. verify=typical is LOSSY."),
+        typer.Option(help="D:growth=chain,gamma=4 or A+B:...; several. verify=typical is LOSSY."),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,

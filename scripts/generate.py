@@ -54,7 +54,7 @@ def generate(
     drafter: Annotated[
         str,
         typer.Option(
-            help="D or D:growth=chain,gamma=4; D is a folder or a name. verify=typical is LOSSY."
+            help="D or D:growth=chain,gamma=4; D: a folder, a name or A+B. verify=typical is LOSSY."
         ),
     ] = "none",
     max_new_tokens: Annotated[int, typer.Option(help="At most this many tokens.")] = 128,
