@@ -16,6 +16,7 @@ from drafters.sampling import RowRandom, Warp
 from drafters.tree import TokenTree
 
 if TYPE_CHECKING:
+    from drafters.cache import KVCache
     from drafters.growth import Growth
     from drafters.target import Target, TargetShape
 
@@ -158,6 +159,15 @@ class DraftSession(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsCache(Protocol):
+    """A session that reads what the target has cached."""
+
+    def read(self, cache: "KVCache") -> None:
+        """Take the target's cache, before any row comes. It is never to be written to."""
+        ...
+
+
 class Drafter(Protocol):
     """Weights (or none) that can start sessions."""
 
@@ -171,6 +181,30 @@ class Drafter(Protocol):
     def start(self, target: "Target", growth: "Growth", rows: int, capacity: int) -> DraftSession:
         """Start a session for `rows` rows of at most `capacity` tokens each."""
         ...
+
+
+@dataclass
+class Account:
+    """What one member of a joint drafter did, over all rows since its session began.
+
+    Args:
+        seconds: proposing and taking in what became final.
+        rounds: in which it was asked for a row.
+        drafted: nodes that it proposed, submitted or not.
+        accepted: levels at which its own tree was right, whoever's node was submitted.
+    """
+
+    seconds: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@runtime_checkable
+class JointSession(Protocol):
+    """A session of several drafters, which keeps an account of each."""
+
+    accounts: Sequence[Account]
 
 
 @runtime_checkable

@@ -93,6 +93,7 @@ class Placement:
             column is its position. Column `span` is nobody's.
         counts: number of new tokens of each row of the cache (0 for rows that do not take part).
         chain: gives the masks of a single row's chain, in place of hidden.
+        moved: positions [rows, span] of all columns, where committed ones are not their columns.
         blind: columns before this one are hidden from every token.
     """
 
@@ -107,12 +108,15 @@ class Placement:
     counts: list[int]
     guessed: tuple[Tensor, Tensor] | None = None
     chain: ChainMasks | None = None
+    moved: Tensor | None = None
     blind: int = 0
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     @cached_property
     def key_position(self) -> Tensor:
         """Return every column's position [rows, span]; only sliding windows ask."""
+        if self.moved is not None:
+            return self.moved
         count = self.rows.stop - self.rows.start
         columns = torch.arange(self.span + 1, device=self.positions.device).expand(count, -1)
         columns = columns if self.guessed is None else columns.scatter(1, *self.guessed)
@@ -155,7 +159,7 @@ class Placement:
         if self.chain is not None:
             return self.chain.mask(self.width, self.span, window, groups, dtype)
         hidden = self.hidden
-        if window is not None and self.span > window:
+        if window is not None and (self.moved is not None or self.span > window):
             far = self.query_position[:, :, None] - self.key_position[:, None, :] >= window
             hidden = far if hidden is None else hidden | far
         return None if hidden is None else additive(hidden, groups, dtype)

@@ -73,11 +73,20 @@ class UnrolledAttention:
         self.documents = documents
         self.slots: Tensor | None = None
         self.first: tuple[Tensor, Tensor] | None = None
-        self.own: list[tuple[Tensor, Tensor]] = []
+        self.own: list[tuple[Tensor, ...]] = []  # keys and values of steps 1, 2, ..
 
-    def narrow(self, slots: Tensor) -> None:
-        """Go on with the tokens `slots` [B, T'], all different in a row, from step 1 on."""
-        self.slots = slots
+    def narrow(self, places: Tensor) -> None:
+        """Go on with some tokens, from step 1 on.
+
+        Args:
+            places: [B, T'] among the tokens that went on so far, all different in a row.
+        """
+        self.slots = places if self.slots is None else self.slots.gather(1, places)
+        index = places[..., None, None]
+        self.own = [
+            tuple(x.gather(1, index.expand(-1, -1, *x.shape[2:])) for x in pair)
+            for pair in self.own
+        ]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend at the next step.

@@ -8,8 +8,9 @@ are made once, before the clock runs. What the numbers mean is inference/summary
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from statistics import median
+from typing import Any
 
-from drafters.base import Drafter
+from drafters.base import Account, Drafter, JointSession
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
@@ -232,7 +233,7 @@ def _decode(
     turn: tuple[int, int],
 ) -> Pass:
     """Decode one batch of prompts; `turn` is its repeat and its number."""
-    before = replace(decoder.clock)
+    before, accounts = replace(decoder.clock), _accounts(decoder)
     repeat, number = turn
     requests = {
         row: Request(
@@ -254,8 +255,20 @@ def _decode(
             full_rounds.append(seconds)
     for row in requests:
         decoder.release(row)
-    clock = Clock(*(a - b for a, b in zip(astuple(decoder.clock), astuple(before), strict=True)))
-    return Pass(repeat, number, group, [output.done() for output in outputs], clock, full_rounds)
+    clock = Clock(*_difference(decoder.clock, before))
+    done = [output.done() for output in outputs]
+    pairs = zip(_accounts(decoder), accounts, strict=True)
+    spent = [Account(*_difference(after, start)) for after, start in pairs]
+    return Pass(repeat, number, group, done, clock, full_rounds, spent)
+
+
+def _accounts(decoder: Decoder) -> list[Account]:
+    session = decoder.session
+    return [replace(one) for one in session.accounts] if isinstance(session, JointSession) else []
+
+
+def _difference(after: Clock | Account, before: Clock | Account) -> list[Any]:
+    return [a - b for a, b in zip(astuple(after), astuple(before), strict=True)]
 
 
 def _check_lengths(target: Target, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from drafters.base import Drafter, JointDrafter
 from drafters.growth import CostAware
 from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
@@ -108,6 +109,7 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         **_costs(measured, contender, own, plain),
         "forecast_speedup": _forecast(measured, contender, own),
         "time_share": own.time_share,
+        "members": _members(contender.drafter, own),
         **_outputs(measured, own, plain),
         "looped_share": own.looped_share(),
         "without_loops": _part(own, plain, without_loops),
@@ -135,6 +137,20 @@ def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
         "depth": contender.growth.depth,
         "nodes": contender.growth.nodes,
     }
+
+
+def _members(drafter: Drafter, own: Tally) -> list[dict[str, Any]]:
+    """Return what each part of a joint drafter cost and was worth; empty for others."""
+    if not isinstance(drafter, JointDrafter):
+        return []
+    return [
+        {
+            "method": member.name,
+            "time_share": account.seconds / own.seconds if own.seconds else None,
+            **asdict(account),
+        }
+        for member, account in zip(drafter.members, own.accounts(), strict=True)
+    ]
 
 
 def _stored_values(folder: Path) -> int:

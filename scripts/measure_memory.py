@@ -3,7 +3,8 @@
     T=$(python scripts/fetch_target.py)
     python scripts/measure_memory.py eagle --config configs/drafters/eagle3.yaml target=$T \
         --lengths 256,1024,4096 --vary drafter.unroll=1,3,7
-    python scripts/measure_memory.py eagle --config configs/smoke/eagle.yaml target=$T
+    python scripts/measure_memory.py eagle --config configs/smoke/eagle.yaml target=$T \
+        --lengths 64,128
 
 Peak bytes of the tensors that a forward and backward pass makes over one row of random tokens;
 weights, gradients, moments and the batch are not part of it (--dry-run of a training command

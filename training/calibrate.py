@@ -14,15 +14,19 @@ _CONFIDENCE = "confidence"
 @torch.no_grad()
 def calibrate(objective: Objective, lessons: Lessons) -> None:
     """Fit a drafter that predicts its own confidence; others stay as they are."""
-    found = [_chains(objective, lessons[index]) for index in range(len(lessons))]
-    chains = [chain for chain in found if chain is not None and len(chain[0])]
+    chains: list[tuple[Tensor, Tensor]] = []
+    for index in range(len(lessons)):
+        chain = _chains(objective, lessons[index])
+        if chain is None:
+            return
+        chains += [chain] if len(chain[0]) else []
     if chains:
         confidence, taken = (torch.cat(parts) for parts in zip(*chains, strict=True))
         objective.drafter.calibrate(confidence, taken)
 
 
 def _chains(objective: Objective, lesson: Lesson) -> tuple[Tensor, Tensor] | None:
-    """Return confidence and alpha [N, K] of the chains that reach every depth."""
+    """Return confidence and alpha [N, K] of chains that reach every depth; None: it states none."""
     batch, teacher = lesson.batch, objective.teacher
     predictions = objective.drafter.predict(batch, objective.target)
     if any(_CONFIDENCE not in prediction.auxiliary for prediction in predictions):

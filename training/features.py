@@ -106,6 +106,11 @@ class Lessons:
             chat in store for chat in documents([self.examples[i] for i in self.groups[index]])
         )
 
+    @property
+    def missing_bytes(self) -> int:
+        """Return the bytes that the store has yet to take."""
+        return 0 if self.store is None else self.store.missing_bytes(documents(self.examples))
+
     def flush(self) -> None:
         """Write what the store has not written yet."""
         if self.store is not None:
@@ -131,6 +136,9 @@ class Lessons:
         taps, last = self.target.forward_batch(ids, document, position, features)
         taps = None if taps is None else taps.to(stored)
         batch = Batch(ids, label_mask, document, position, taps, last.to(stored))
+        if self.loss.temperature != 1 and self.store is None:
+            unused = torch.zeros(ids.numel(), device=ids.device)  # lessons make their own
+            return cut(examples, batch, Summary(unused, unused, unused))
         return cut(examples, batch, summarise(batch, self.target, 1.0, self.loss.chunk))
 
     def _lesson(self, examples: Sequence[Example], states: Sequence[States]) -> Lesson:

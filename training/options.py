@@ -123,6 +123,9 @@ class OptimSettings:
         accumulate: batches a step and process.
         normalise: global divides a step's summed loss by its summed weight over all batches and
             processes; local gives every batch the same say.
+        lora_rank: train adapters of this rank beside every linear map, by peft, and nothing else;
+            what is published has them merged; 0: train all weights.
+        lora_alpha: an adapter's update is scaled by it over the rank.
     """
 
     lr: float = 1e-3
@@ -133,6 +136,8 @@ class OptimSettings:
     clip: float = 1.0
     accumulate: int = 1
     normalise: str = "global"
+    lora_rank: int = 0
+    lora_alpha: int = 16
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -145,6 +150,8 @@ class OptimSettings:
         if self.clip < 0 or self.weight_decay < 0:
             raise UserError("optim.clip and optim.weight_decay: give 0 or more")
         _at_least(1, "optim.accumulate", self.accumulate)
+        _at_least(0, "optim.lora_rank", self.lora_rank)
+        _at_least(1, "optim.lora_alpha", self.lora_alpha)
         _one_of("optim.normalise", self.normalise, ("global", "local"))
 
 

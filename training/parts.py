@@ -24,6 +24,7 @@ from drafters.target import Target
 from drafters.vocab import DraftVocabulary, choose, coverage
 from drafters.warmstart import WarmStart
 from training import acceptance, tracking
+from training.adapters import add_adapters
 from training.batches import compose, documents
 from training.examples import Example, first_tokens, make_examples, pack, split
 from training.feature_store import FeatureStore, Kind
@@ -91,6 +92,8 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     if warm is not None:
         notes.append(warm.apply(drafter, target))
     drafter.to(accelerator.device)
+    if settings.optim.lora_rank:
+        add_adapters(drafter, settings.optim)
     lessons, held_out = _lessons(training, measured, drafter, target, settings)
     notes.append(_size_note(drafter, lessons))
     return Parts(
@@ -248,7 +251,8 @@ def _size_note(drafter: NeuralDrafter, lessons: Lessons) -> str:
     stored = ""
     if lessons.store is not None:
         count = sum(lessons.is_stored(index) for index in range(len(lessons)))
-        stored = f"; {count} of them in {lessons.store.folder} already"
+        to_come = lessons.missing_bytes / 2**30
+        stored = f"; {count} of them in {lessons.store.folder} already, {to_come:.2f} GiB to come"
     return (
         f"{trained / 1e6:.2f} M trainable parameters; {len(lessons)} batches{stored}; features "
         f"kept: {lessons.settings.keep}"

@@ -95,7 +95,7 @@ def flags(
 
 
 def layer_list(foreign: Foreign, name: str, ids: object, start: int) -> list[int] | None:
-    """Return a list of tapped layers in our numbering, None if there is none.
+    """Return a list of tapped layers in our numbering, None if there is none or it is empty.
 
     Args:
         foreign: for messages.
@@ -106,9 +106,9 @@ def layer_list(foreign: Foreign, name: str, ids: object, start: int) -> list[int
     Raises:
         UserError: if it is not a list of numbers.
     """
-    if ids is None:
+    if ids is None or ids == []:
         return None
-    if not isinstance(ids, list) or not ids or not all(type(k) is int for k in ids):
+    if not isinstance(ids, list) or not all(type(k) is int for k in ids):
         raise UserError(f"{foreign.folder}: {name} is {ids!r}: give a list of layers")
     return [k - start for k in ids]
 

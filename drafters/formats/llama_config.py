@@ -1,6 +1,7 @@
 """The sizes of Llama-like layers, as Hugging Face configs write and omit them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,8 @@ def read_sizes(
     for name in _SIZES:
         if name in given and not _sensible(given[name]):
             raise UserError(f"{folder}: {name} is {given[name]!r}: give 1 to {_LARGEST}")
-    try:
+    with _readable(folder, "a value in config.json"):
         values = AutoConfig.for_model(kind, **given).to_dict()
-    except (StrictDataclassError, TypeError, ValueError, KeyError, ArithmeticError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{folder}: config.json: {reason}") from error
     rope = dict(values["rope_parameters"])
     if values["hidden_act"] != "silu":
         raise UserError(f"{folder}: hidden_act is {values['hidden_act']!r}: give silu")
@@ -87,12 +85,10 @@ def read_sizes(
         norm_epsilon=values["rms_norm_eps"],
         rope=rope,
     )
-    try:
+    if not 0 < shape.norm_epsilon < 1:  # JSON knows NaN and infinity
+        raise UserError(f"{folder}: rms_norm_eps is {shape.norm_epsilon}: give one from 0 to 1")
+    with _readable(folder, f"rope {rope}"):
         Rotary(shape)
-    except UserError:
-        raise
-    except (StrictDataclassError, TypeError, ValueError, KeyError, ArithmeticError) as error:
-        raise UserError(f"{folder}: rope {rope} cannot be followed ({error})") from error
     return shape
 
 
@@ -113,6 +109,18 @@ def flag(config: Mapping[str, Any], name: str, folder: Path, absent: bool | None
         state = "absent, and its readers disagree on what that means" if value is None else value
         raise UserError(f"{folder}: {name} is {state}: write true or false in config.json")
     return value
+
+
+@contextmanager
+def _readable(folder: Path, what: str) -> Iterator[None]:
+    """Turn what transformers raises on odd values into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (StrictDataclassError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{folder}: {what} is not what it must be: {reason}") from error
 
 
 def _sensible(value: object) -> bool:

@@ -67,6 +67,8 @@ def reader(foreign: Foreign, name: str = "auto") -> Dialect:
     ways = [d for d in DIALECTS if d.read is not None]
     if name != "auto":
         _check_name(name, {d.name for d in ways}, "read")
+    if "drafter" in foreign.config:
+        raise UserError(f"{foreign.folder} is a drafter of ours already: it needs no import")
     found = claiming(foreign)
     if not found:
         config = foreign.config
@@ -74,7 +76,8 @@ def reader(foreign: Foreign, name: str = "auto") -> Dialect:
         known = ", ".join(sorted({d.name for d in ways}))
         raise UserError(
             f"{foreign.folder}: a drafter of no format that is read here (kind: {kind}; first "
-            f"tensors: {sorted(foreign.headers)[:3]}); these are: {known}"
+            f"tensors: {sorted(foreign.headers)[:3]}); these are {known}, and a causal LM drafts "
+            "as it is"
         )
     for dialect in found:
         if name in ("auto", dialect.name):

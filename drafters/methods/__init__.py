@@ -9,11 +9,15 @@ from drafters.methods import (
     eagle1,
     hybrid,
     hydra,
+    lookahead,
     medusa,
     mtp,
     ngram,
     none,
+    peagle,
+    self_window,
     standalone,
+    suffix,
 )
 
 __all__ = [
@@ -25,9 +29,13 @@ __all__ = [
     "eagle1",
     "hybrid",
     "hydra",
+    "lookahead",
     "medusa",
     "mtp",
     "ngram",
     "none",
+    "peagle",
+    "self_window",
     "standalone",
+    "suffix",
 ]

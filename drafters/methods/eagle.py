@@ -32,6 +32,7 @@ from drafters.packed import PackedLayer
 from drafters.recurrent import RecurrentSession
 from drafters.reduced import ReducedDrafter
 from drafters.registry import register
+from drafters.session import CachedSession
 from drafters.shape import TargetShape
 from drafters.target import Target
 from drafters.unrolled import unroll
@@ -203,19 +204,24 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
             self.shape.norm_epsilon,
         )
 
-    def predict(self, batch: Batch, target: Target) -> list[Prediction]:
-        """Unroll every slot `unroll` steps: true tokens, the drafter's own states."""
+    def true_features(self, batch: Batch) -> Tensor:
+        """Return the fused features [B, T, D] of a batch."""
         if batch.taps is None:
             raise ValueError(f"{self.name} reads layers {self.features.layers}: batch.taps is None")
-        parts = self.parts()
         taps = batch.taps.to(self.fusion.weight.dtype)
-        state = parts.fuse(taps).to(taps.dtype)  # the residual stream stays exact under autocast
+        # back in its own dtype: the residual stream stays exact under autocast
+        return self.parts().fuse(taps).to(taps.dtype)
+
+    def predict(self, batch: Batch, target: Target) -> list[Prediction]:
+        """Unroll every slot `unroll` steps: true tokens, the drafter's own states."""
+        parts = self.parts()
+        state = self.true_features(batch)
         steps = unroll(parts, self.rotary, batch, target, state, self.config.unroll)
         return [
             slot_prediction(batch, slots, step, state, parts.logits)
             for step, (slots, state) in enumerate(steps)
         ]
 
-    def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> RecurrentSession:
+    def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> CachedSession:
         """Start a decoding session on a frozen copy of the weights."""
         return RecurrentSession(self, target, growth, rows, capacity)

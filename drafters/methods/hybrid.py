@@ -7,6 +7,7 @@ depends on their tokens is looked at. Source: merge-based trees as in SpecInfer 
 free and trained drafters together as in SuffixDecoding (Oliaro et al. 2024).
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -14,7 +15,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from drafters.base import Commit, Drafter, Features
+from drafters.base import Account, Commit, Drafter, Features, ReadsCache
+from drafters.cache import KVCache
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.merge import merge
@@ -102,17 +104,30 @@ class HybridSession:
             member.start(target, own, rows, capacity)
             for member, own in zip(drafter.members, self.growths, strict=True)
         ]
+        self.accounts = [Account() for _ in self.sessions]
         self.roots = [0] * rows
         self.survival = [Survival(self.learn) for _ in range(rows)]
         self.proposed: list[list[TokenTree | None]] = [[None] * rows for _ in self.sessions]
         self.drafts: dict[int, Draft] = {}
 
+    def read(self, cache: KVCache) -> None:
+        """Show the target's cache to the members that read it."""
+        for session in self.sessions:
+            if isinstance(session, ReadsCache):
+                session.read(cache)
+
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Tell every member what became final, and its growth what it alone would have got."""
-        for session, growth, trees in zip(self.sessions, self.growths, self.proposed, strict=True):
+        for session, growth, trees, account in zip(
+            self.sessions, self.growths, self.proposed, self.accounts, strict=True
+        ):
+            start = time.perf_counter()
             features = session.features
             session.observe([c and _read(c, self.features, features) for c in commits])
-            growth.observe([c and _alone(c, t) for c, t in zip(commits, trees, strict=True)])
+            account.seconds += time.perf_counter() - start
+            alone = [c and _alone(c, t) for c, t in zip(commits, trees, strict=True)]
+            growth.observe(alone)
+            account.accepted += sum(c.accepted for c in alone if c is not None)
         for row, commit in enumerate(commits):
             if commit is None:
                 continue
@@ -126,10 +141,7 @@ class HybridSession:
 
     def propose(self, warp: Warp, random: Sequence[RowRandom | None]) -> list[TokenTree | None]:
         """Ask every member that pays, and submit what promises most of all their trees."""
-        self.proposed = [
-            session.propose(warp, random) if growth.levels else [None] * len(random)
-            for session, growth in zip(self.sessions, self.growths, strict=True)
-        ]
+        self.proposed = [self._ask(index, warp, random) for index in range(len(self.sessions))]
         chosen: dict[int, TokenTree] = {}
         for row, coins in enumerate(random):
             found = {i: trees[row] for i, trees in enumerate(self.proposed)}
@@ -137,6 +149,19 @@ class HybridSession:
             if coins is not None and drafted:
                 self.drafts[row], chosen[row] = choose(drafted, self.survival[row], self.growth)
         return by_row(chosen, self.roots, random)
+
+    def _ask(
+        self, index: int, warp: Warp, random: Sequence[RowRandom | None]
+    ) -> list[TokenTree | None]:
+        """Return a member's trees; none where its own growth says that it does not pay."""
+        if not self.growths[index].levels:
+            return [None] * len(random)
+        account, start = self.accounts[index], time.perf_counter()
+        trees = self.sessions[index].propose(warp, random)
+        account.seconds += time.perf_counter() - start
+        account.rounds += sum(tree is not None for tree in trees)
+        account.drafted += sum(tree.drafted for tree in trees if tree is not None)
+        return trees
 
 
 def choose(

@@ -10,7 +10,7 @@ import torch
 from drafters.base import Drafter
 from drafters.growth import BestFirst, Dynamic
 from drafters.growth.dynamic import best_children
-from drafters.marginals import MarginalGuesser
+from drafters.parallel import ParallelGuesser
 from drafters.registry import build_drafter
 from drafters.sampling import Warp
 from drafters.tree import TokenTree
@@ -19,9 +19,9 @@ from tests.tiny import prompts_of, tiny_target
 from tests.unit.test_growth import Markov, coins, grow, table
 
 
-def marginals(*rows: Sequence[float]) -> MarginalGuesser:
+def marginals(*rows: Sequence[float]) -> ParallelGuesser:
     """Return a parallel drafter's guesser of one row."""
-    return MarginalGuesser(torch.tensor(rows).log()[:, None], None)
+    return ParallelGuesser(torch.tensor(rows).log()[:, None], None)
 
 
 def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
@@ -35,7 +35,7 @@ def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
     }
 
 
-def parallel_tree(guesser: MarginalGuesser, growth: BestFirst) -> TokenTree:
+def parallel_tree(guesser: ParallelGuesser, growth: BestFirst) -> TokenTree:
     (tree,) = growth.grow([0], guesser, Warp(), coins(1))
     return tree
 
@@ -61,7 +61,7 @@ def test_the_papers_vector() -> None:
 def test_marginals_give_the_best_of_all_prefixes(nodes: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 2, 4, generator=generator)
-    guesser = MarginalGuesser(logits, None)
+    guesser = ParallelGuesser(logits, None)
     trees = BestFirst(nodes, 3).grow([0, 1], guesser, Warp(), coins(2))
     for row, tree in enumerate(trees):
         laws = logits[:, row].softmax(-1).tolist()

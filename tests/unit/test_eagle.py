@@ -16,8 +16,8 @@ from drafters.errors import UserError
 from drafters.growth import Chain, Dynamic, Growth, Static
 from drafters.methods.eagle import EagleDrafter, EagleOptions
 from drafters.methods.none import NoDrafter
-from drafters.recurrent import RecurrentSession
 from drafters.sampling import RowRandom, Warp
+from drafters.session import CachedSession
 from drafters.target import Target
 from drafters.tree import TokenTree
 from inference import generate
@@ -190,7 +190,7 @@ def test_gradients_flow_through_all_steps(target: Target) -> None:
 
 
 def proposals(
-    session: RecurrentSession, batch: Batch, lengths: Sequence[int], asked: Sequence[bool]
+    session: CachedSession, batch: Batch, lengths: Sequence[int], asked: Sequence[bool]
 ) -> list[TokenTree]:
     """Commit a row piece by piece; propose after the pieces that are asked for."""
     trees = []

@@ -34,6 +34,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "hydra": {"draft_vocab_size": 64},
     "medusa": {"draft_vocab_size": 64},
     "mtp": {"draft_vocab_size": 64, "modules": 2},
+    "peagle": {"draft_vocab_size": 64, "taps": [0, 1, 2], "layers": 2},
+    "self_window": {"sinks": 1, "window": 6},
     "standalone": {"draft_vocab_size": 64, "num_layers": 2},
 }
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
@@ -41,6 +43,8 @@ PROMPTS = prompts_of(20, 5, 13, 1)
 GROWTHS: list[Growth] = [Chain(3), Static((2, 1, 2)), Dynamic(6, 3, 3)]
 SAMPLED: list[Growth] = [Chain(3, "sampled"), Static((3, 2), "sampled"), Dynamic(6, 3, 3)]
 NAMES = sorted(methods())
+# Drafts come of what the rounds before showed, in which a row's neighbours have no part.
+REMEMBER_ROUNDS = {"lookahead"}
 NEURAL = [name for name in NAMES if issubclass(methods()[name], NeuralDrafter)]
 
 
@@ -127,6 +131,8 @@ def test_proposals_depend_on_the_text_alone(
     drafter: Drafter, growth: Growth, target: Target
 ) -> None:
     """After any accepted length a session proposes what a fresh one proposes for the same text."""
+    if drafter.name in REMEMBER_ROUNDS:
+        pytest.skip("drafts depend on the rounds before")
     for before, tree in rounds_of(target, drafter, growth, PROMPTS[0], 12):
         tree.check()
         assert tree.root == before[-1]

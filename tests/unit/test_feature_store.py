@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from drafters.losses import LossSettings, LossSums
 from drafters.target import Target
 from tests.tiny import tiny_target
 from tests.unit.test_objective import drafter_of, examples_of
+from tests.unit.test_trainer import settings_of, stop_after, trainer_of, weights
 from training import feature_store
 from training.batches import compose, documents
 from training.examples import Example, pack
@@ -21,6 +23,7 @@ from training.feature_store import ABOUT, FeatureStore, Kind
 from training.features import Lessons
 from training.objective import Objective
 from training.options import FeatureSettings
+from training.trainer import Trainer
 
 LAYERS = (1, 3)
 CHATS = examples_of(20, 14, 17, 30, 25, 11)
@@ -163,6 +166,30 @@ def test_what_a_kill_leaves_is_found_and_the_rest_is_made(
     names = [sorted(f.name for f in folder.glob("*.safetensors")) for folder in (whole, killed)]
     assert names[0] == names[1]
     assert len(names[0]) == len(CHATS)
+
+
+def test_a_killed_run_goes_on_from_the_store_as_if_it_had_not(
+    tmp_path: Path, target: Target
+) -> None:
+    """The straight run computes its features in every pass; the broken one reads what it kept."""
+
+    def trained(folder: str, steps: int, store: FeatureStore | None, **more: object) -> Trainer:
+        settings = settings_of(tmp_path / folder, save_times=4, **more)
+        trainer = trainer_of(target, settings)
+        trainer.run = replace(trainer.run, lessons=lessons_of(target, store, Features(last=True)))
+        trainer.source.lessons = trainer.run.lessons
+        if steps < 8:
+            stop_after(trainer, steps)
+        trainer.train()
+        return trainer
+
+    straight = trained("a", 8, None)
+    trained("b", 3, store_of(tmp_path / "features", target, ()))
+    again = trained("b", 8, store_of(tmp_path / "features", target, ()), resume=True)
+    assert again.progress.step == 8
+    assert again.run.lessons.missing_bytes == 0
+    for key, value in weights(straight.drafter).items():
+        assert torch.equal(value, weights(again.drafter)[key]), key
 
 
 def test_another_process_s_shards_are_seen(tmp_path: Path, target: Target) -> None:

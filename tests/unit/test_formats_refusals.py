@@ -124,7 +124,7 @@ def test_a_wrong_file_is_refused(what: str, folder: Path, target: Target, tmp_pa
     assert not (tmp_path / "ours").exists()
 
 
-ODD: list[object] = [None, "x", -1, 0, 1 << 40, [], {}, [1], {"a": 1}, 1.5, True]
+ODD: list[object] = [None, "x", -1, 0, float("nan"), 1 << 40, [], {}, [1], {"a": 1}, 1.5, True]
 SPECULATORS = {
     "speculators_model_type": "eagle3",
     "norm_before_residual": False,
@@ -217,6 +217,19 @@ def test_pickles_are_not_opened(folder: Path, target: Target, tmp_path: Path) ->
     with pytest.raises(UserError, match=r"pytorch_model.bin is a pickle.*docs/formats.md"):
         import_drafter(folder, tmp_path / "ours", target)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_drafter_of_ours_needs_no_import(target: Target, tmp_path: Path) -> None:
+    folder = saved(target, tmp_path / "d", "eagle", draft_vocab_size=16)
+    with pytest.raises(UserError, match="a drafter of ours already"):
+        import_drafter(folder, tmp_path / "ours", target)
+
+
+def test_an_empty_list_of_layers_is_none(folder: Path, target: Target, tmp_path: Path) -> None:
+    """ModelOpt writes one where the layers are the usual ones."""
+    change(folder, eagle_config={IDS: [], "use_aux_hidden_state": True})
+    import_drafter(folder, tmp_path / "ours", target)
+    assert config_of(tmp_path / "ours")["options"]["taps"] == [1, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors", "x.bin", 3])

@@ -37,7 +37,7 @@ def test_live_tensors_are_counted_once_and_forgotten() -> None:
 
 @pytest.mark.parametrize("unroll", [1, 3, 7])
 def test_a_step_s_memory_is_linear_in_the_length(target: Target, unroll: int) -> None:
-    """No matrix [T, T] or [T, T + steps] exists: the largest tensor has T rows of fixed width."""
+    """No matrix [T, T] or [T, T + steps]: the largest tensor has T rows and fixed columns."""
     drafter = drafter_of(target, "eagle", unroll=unroll)
     objective = Objective(drafter, target, LossSettings())
     peaks = []
