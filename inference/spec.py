@@ -1,8 +1,9 @@
 """Spec: a drafter and how it drafts, as command lines name them.
 
-`D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=dynamic,nodes=8`,
-`D:growth=cost_aware`, `draft=sampled`, `verify=traversal`. D is a drafter's folder or the name of
-one without weights, whose own options stand beside the others.
+`D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=static,tree=FILE`,
+`D:growth=dynamic,nodes=8`, `D:growth=cost_aware`, `draft=sampled`, `verify=traversal`. D is a
+drafter's folder, or the name of one without weights, whose own options stand beside the others, or
+of one whose weights the target ships.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from pathlib import Path
 from drafters.base import Drafter
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
-from drafters.growth import POLICIES, Growth, build_growth
+from drafters.growth import POLICIES, Growth, ShapeValue, build_growth
+from drafters.growth.ranks import read_paths
 from drafters.registry import build_drafter
 from drafters.target import Target
 from inference.modes import resolve
@@ -57,10 +59,10 @@ class Spec:
             raise UserError(f"drafter {text!r}: give D or D:key=value,key=value")
         given = _pairs(text, rest) if rest else {}
         growth_name, verify = given.pop("growth", "chain"), given.pop("verify", None)
-        shape: dict[str, int | str | tuple[int, ...]] = {}
+        shape: dict[str, ShapeValue] = {}
         for key in [key for key in given if key in _shape_options()]:
             value = given.pop(key)
-            shape[key] = _numbers(text, value) if key == "branching" else _plain(value)
+            shape[key] = _shape_value(text, key, value)
         options = {key: _plain(value) for key, value in given.items()}
         growth = build_growth(growth_name, shape)
         verify = resolve(growth, verify)
@@ -79,6 +81,12 @@ class Spec:
             first = next(iter(self.options))
             raise UserError(f"drafter {self.text!r} has no option {first!r}{_hint(first)}")
         return build_drafter(self.drafter, self.options, target.shape)
+
+
+def _shape_value(text: str, key: str, value: str) -> ShapeValue:
+    if key == "tree":
+        return read_paths(value)
+    return _numbers(text, value) if key == "branching" else _plain(value)
 
 
 def _shape_options() -> set[str]:

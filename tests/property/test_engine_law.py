@@ -111,6 +111,7 @@ FIXED = [
     ("ngram", Chain(2)),
     ("medusa", Chain(2)),
     ("medusa", Static((2, 1))),
+    ("medusa", Static(tree=((0,), (1,), (1, 0)))),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
     ("mtp", Dynamic(4, 3, 2)),
