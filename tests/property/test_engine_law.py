@@ -114,7 +114,7 @@ FIXED = [
     ("medusa", Static(tree=((0,), (1,), (1, 0)))),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
-    ("mtp", Dynamic(4, 3, 2)),
+    ("mtp", Dynamic(3, 2, 2)),
     ("draft_model", Dynamic(4, 2, 2)),
     ("ngram", CostAware(2, 1, 2).priced(PRICES)),
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
