@@ -154,7 +154,7 @@ class Placement:
 
 
 def additive(hidden: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores: [rows, 1, groups * width, span] of hidden [rows, width, span].
+    """Return what is added to scores, [rows, 1, groups * width, span]; hidden [rows, width, span].
 
     The least finite number, not -inf: a row that sees nothing stays finite.
     """
