@@ -16,9 +16,9 @@ from safetensors import safe_open
 
 from drafters.growth import CostAware
 from inference.bench import Contender, Measurement
-from inference.compare import Difference, compare
 from inference.cost_store import cost_key
 from inference.costs import Load, Shape
+from inference.equality import equality
 from inference.facts import dtype_name, parameters, target_facts
 from inference.forecast import (
     RoundCost,
@@ -108,7 +108,7 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         **_costs(measured, contender, own, plain),
         "forecast_speedup": _forecast(measured, contender, own),
         "time_share": own.time_share,
-        **_outputs(measured, own, plain),
+        **equality(measured, own, plain),
         "looped_share": own.looped_share(),
         "without_loops": _part(own, plain, without_loops),
         "by_category": _by_category(measured, own, plain),
@@ -185,29 +185,6 @@ def _forecast(measured: Measurement, contender: Contender, own: Tally) -> float 
         return None
     shape = Shape(growth.depth, found.drafted / found.rounds, width)
     return forecast(table, key, shape, 1 + sum(found.survival_by_depth), load)
-
-
-def _outputs(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
-    """Return how many greedy outputs equal plain decoding's; None where outputs were drawn."""
-    if not measured.settings.warp.greedy:
-        return dict.fromkeys(("identical", "near_ties", "different", "largest_gap"))
-    found = [_difference(measured, own, plain, prompt) for prompt in range(len(measured.ids))]
-    gaps = [d.gap for d in found if d is not None and d.gap is not None]
-    return {
-        "identical": sum(d is None for d in found),
-        "near_ties": sum(d is not None and d.near_tie for d in found),
-        "different": sum(d is not None and not d.near_tie for d in found),
-        "largest_gap": max(gaps, default=None),
-    }
-
-
-def _difference(measured: Measurement, own: Tally, plain: Tally, prompt: int) -> Difference | None:
-    """Return the worst difference over the repeats of one prompt."""
-    pairs = zip(own.outputs(prompt), plain.outputs(prompt), strict=True)
-    distinct = sorted({(tuple(a), tuple(b)) for a, b in pairs})
-    found = [compare(measured.target, measured.ids[prompt], a, b) for a, b in distinct]
-    differences = [d for d in found if d is not None]
-    return min(differences, key=lambda d: d.near_tie, default=None)
 
 
 def _by_category(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
