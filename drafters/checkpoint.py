@@ -1,7 +1,8 @@
 """Save and load trained drafters: model.safetensors and config.json in one folder.
 
-A save is whole or absent: it is written beside its place and renamed. A load is exact: a missing
-tensor, an unused one, an unknown field or another target is an error.
+A save is whole or absent: it is written beside its place and renamed. The weights' file carries its
+own copy of the config, so a single rename replaces both. A load is exact: a missing tensor, an
+unused one, an unknown field or another target is an error.
 """
 
 import json
@@ -61,8 +62,9 @@ def save_drafter(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         new = Path(work) / "new"
         new.mkdir()
-        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
-        (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        text = json.dumps(config, indent=2) + "\n"
+        save_file(tensors, new / WEIGHTS, metadata={"format": "pt", CONFIG: text})
+        (new / CONFIG).write_text(text)
         replace_folder(new, folder)
     return folder
 
@@ -70,8 +72,8 @@ def save_drafter(
 def replace_folder(new: Path, folder: Path) -> None:
     """Put `new` in the place of `folder`; a kill leaves the old one or the new one readable.
 
-    Files are replaced one by one by rename when the folder exists: weights first, so that the
-    config never describes weights that are not there.
+    Files are replaced one by one by rename when the folder exists, weights first: from then on the
+    config inside them counts, whatever a kill leaves beside them.
     """
     if not folder.exists():
         new.rename(folder)
@@ -100,6 +102,7 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
     config = _read_config(folder)
     if "drafter" not in config:
         return causal_lm_family().load(folder, target)
+    config = _saved_with(folder / WEIGHTS, config)
     shape = TargetShape(**config["shape"])
     if target is not None:
         _check_target(folder, Fingerprint(**config["target"]), target)
@@ -141,6 +144,23 @@ def _read_config(folder: Path) -> dict[str, Any]:
                 f"{folder}: format version {config['format_version']}, this is {FORMAT_VERSION}"
             )
     return config
+
+
+def _saved_with(weights: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config that the weights were saved with: a kill may leave an older one beside."""
+    try:
+        with safe_open(weights, "pt") as file:
+            text = (file.metadata() or {}).get(CONFIG)
+    except (OSError, SafetensorError):
+        return config  # loading the weights says what is wrong with them
+    if text is None or json.dumps(json.loads(text)) == json.dumps(config):  # NaN equals NaN
+        return config
+    warnings.warn(
+        f"{weights.parent}: {CONFIG} is not what {WEIGHTS} was saved with, which was interrupted; "
+        "the copy inside the weights is read",
+        stacklevel=3,
+    )
+    return json.loads(text)
 
 
 def _check_target(folder: Path, made_for: Fingerprint, target: Target) -> None:
