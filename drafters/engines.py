@@ -55,7 +55,7 @@ def choose_forward(
                 f"target {name} cannot run on the {engine} engine: {found}; give engine reference, "
                 "or none to have it chosen"
             )
-        warnings.warn(f"{name}: {found}; using the reference engine", stacklevel=4)
+        warnings.warn(f"{name}: {found}; using the reference engine", stacklevel=3)
     try:
         found = difference(own)
     except (RuntimeError, TypeError, ValueError) as error:

@@ -87,8 +87,8 @@ class SelfTest:
         self.window = max((w for w in windows if w and w <= LONGEST_WINDOW), default=None)
         most = model.config.get_text_config().to_dict().get("max_position_embeddings") or 0
         if self.window is not None and _beyond(self.window) + len(_FORK) <= most:
-            self._long = _row(_beyond(self.window), _FORK, vocab_size)
-            texts, self._long_places = _paths(*([part] for part in self._long))
+            prompt, tree = self._long = _row(_beyond(self.window), _FORK, vocab_size)
+            texts, self._long_places = _paths([prompt], [tree])
             ids = torch.stack(texts).to(model.device)
             self._long_states = model.base_model(ids, use_cache=False).last_hidden_state
         else:

@@ -12,14 +12,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from drafters.growth import CostAware
 from inference.bench import Contender, Measurement
 from inference.cost_store import cost_key
 from inference.costs import Load, Shape
 from inference.equality import equality
-from inference.facts import dtype_name, parameters, target_facts
+from inference.facts import dtype_name, parameters, stored_values, target_facts
 from inference.forecast import (
     RoundCost,
     break_even_tau,
@@ -38,7 +37,6 @@ PLAIN_SHARE = 0.95  # of 1 / T(1): below it plain decoding would be a straw man
 # The step of a smaller target is mostly Python, which T(1) leaves out: its share says nothing.
 JUDGED_PARAMETERS = 10_000_000
 POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # where buckets of context positions start
-_FLOATS = {"F64", "F32", "F16", "BF16"}  # tables of ids are no parameters
 
 
 def summarise(measured: Measurement, source: str) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
         "name": contender.name,
         "method": drafter.name,
         "checkpoint": checkpoint,
-        "parameters": _stored_values(Path(checkpoint)) if checkpoint else 0,
+        "parameters": stored_values(Path(checkpoint)) if checkpoint else 0,
         "growth": spec.growth_name,
         "draft_mode": " and ".join(sorted(own.draft_modes)) or asked,
         "verify_mode": shown(spec.verify),
@@ -135,17 +133,6 @@ def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
         "depth": contender.growth.depth,
         "nodes": contender.growth.nodes,
     }
-
-
-def _stored_values(folder: Path) -> int:
-    """Return how many floating-point values a folder's safetensors hold."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                part = file.get_slice(name)
-                total += math.prod(part.get_shape()) * (part.get_dtype() in _FLOATS)
-    return total
 
 
 def _costs(
