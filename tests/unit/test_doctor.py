@@ -33,7 +33,8 @@ from inference.doctor.stored import template
 from inference.prompts import chat_ids
 from inference.verify import Verdict
 from tests.folders import VOCAB_SIZE, tiny_tokenizer
-from tests.tiny import prompts_of, tiny_model
+from tests.tiny import prompts_of, tiny_model, tiny_target
+from tests.unit.test_every_drafter import NAMES, NEURAL, SIZES, make
 
 TAPS = (1, 3, 7)
 ASSISTANT = "{{ '<|im_start|>assistant\n' }}"
@@ -378,6 +379,21 @@ def test_another_dtype_is_noted(target: Target, folder: Path, prompts: list[list
     found = diagnosis(target, folder, prompts)
     assert found.broken is None
     assert {f.link for f in found.findings if f.status == "note"} == {"dtype"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_can_be_examined(name: str) -> None:
+    """Random weights fit no reading, but the session must guess what training predicts."""
+    target = tiny_target(**SIZES)
+    prompts = prompts_of(9, 12, 7, 15)
+    found = examine(patient_of(target, make(name, target), prompts, new_tokens=12))
+    assert found.broken is None, found.broken
+    by_link = {finding.link: finding for finding in found.findings}
+    assert by_link["losslessness"].status == "ok"
+    if name in NEURAL:
+        assert by_link["mask"].status == "ok"
+        assert by_link["decoding"].figures["compared"] > 0
 
 
 @pytest.mark.slow
