@@ -387,7 +387,11 @@ def test_every_family_can_be_examined(name: str) -> None:
     """Random weights fit no reading, but the session must guess what training predicts."""
     target = tiny_target(**SIZES)
     prompts = prompts_of(9, 12, 7, 15)
-    found = examine(patient_of(target, make(name, target), prompts, new_tokens=12))
+    drafter = make(name, target)
+    for module in drafter.modules() if isinstance(drafter, NeuralDrafter) else ():
+        if isinstance(module, DraftVocabulary) and module.size:
+            module.keep(torch.arange(module.size) * 2)
+    found = examine(patient_of(target, drafter, prompts, new_tokens=12))
     assert found.broken is None, found.broken
     by_link = {finding.link: finding for finding in found.findings}
     assert by_link["losslessness"].status == "ok"
