@@ -279,6 +279,7 @@ def test_a_tap_served_after_the_norm_is_named(
     named(diagnosis(target, folder, prompts), "features", "layer 7 is read after the final norm")
 
 
+@pytest.mark.slow
 def test_tokens_paired_with_the_wrong_features_are_named(
     target: Target, folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +308,7 @@ def test_weights_trained_with_a_shift_are_named(
     named(diagnosis(target, trained(target, prompts, reading), prompts), "shift", said)
 
 
+@pytest.mark.slow
 def test_a_leaking_mask_is_named(
     target: Target, folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
