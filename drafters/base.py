@@ -54,6 +54,8 @@ class TargetOutput:
 class Batch:
     """One training batch. Position t of row b carries token ids[b, t].
 
+    States may be zero from a document's last label on: nothing that is learned can read them.
+
     Args:
         ids: [B, T] int64.
         label_mask: [B, T] bool; True where ids[b, t] itself is supervised (an answer's token).
