@@ -180,7 +180,7 @@ class Placement:
 
 
 def additive(hidden: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """Return the mask [rows, 1, groups * width, span] that is added to scores, of hidden.
+    """Return what is added to scores, [rows, 1, groups * width, span]; hidden [rows, width, span].
 
     The least finite number, not -inf: a row that sees nothing stays finite.
     """

@@ -1,10 +1,10 @@
 """Spec: a drafter and how it drafts, as command lines name them.
 
-`D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=dynamic,nodes=8`,
-`D:growth=best_first,nodes=16`, `D:growth=cost_aware`, `draft=sampled`, `verify=traversal`. D is a
-drafter's folder or the name of one without weights, whose own options stand beside the others.
-`A+B:growth=dynamic,nodes=8` drafts with both in one tree of that shape; `A:longest=5+B` gives a
-part an option of its own.
+`D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=static,tree=FILE`,
+`D:growth=dynamic,nodes=8`, `D:growth=best_first,nodes=16`, `D:growth=cost_aware`, `draft=sampled`,
+`verify=traversal`. D is a drafter's folder, or the name of one without weights, whose own options
+stand beside the others, or of one whose weights the target ships. `A+B:growth=dynamic,nodes=8`
+drafts with both in one tree of that shape; `A:longest=5+B` gives a part an option of its own.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,8 @@ from pathlib import Path
 from drafters.base import Drafter
 from drafters.checkpoint import load_drafter, parts_of
 from drafters.errors import UserError
-from drafters.growth import POLICIES, Growth, build_growth
+from drafters.growth import POLICIES, Growth, ShapeValue, build_growth
+from drafters.growth.ranks import read_paths
 from drafters.registry import build_drafter, joined
 from drafters.target import Target
 from inference.modes import resolve
@@ -61,10 +62,10 @@ class Spec:
             _check_part(text, other)
         drafter = "+".join([*others, name])
         growth_name, verify = given.pop("growth", "chain"), given.pop("verify", None)
-        shape: dict[str, int | str | tuple[int, ...]] = {}
+        shape: dict[str, ShapeValue] = {}
         for key in [key for key in given if key in _shape_options()]:
             value = given.pop(key)
-            shape[key] = _numbers(text, value) if key == "branching" else _plain(value)
+            shape[key] = _shape_value(text, key, value)
         options = {key: _plain(value) for key, value in given.items()}
         growth = build_growth(growth_name, shape)
         verify = resolve(growth, verify)
@@ -117,6 +118,12 @@ def _check_part(text: str, part: str) -> None:
             f"drafter {text!r}: {shape[0]} stands before the last +: give the shape of the whole "
             "tree behind the last drafter"
         )
+
+
+def _shape_value(text: str, key: str, value: str) -> ShapeValue:
+    if key == "tree":
+        return read_paths(value)
+    return _numbers(text, value) if key == "branching" else _plain(value)
 
 
 def _shape_options() -> set[str]:

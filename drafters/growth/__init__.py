@@ -1,5 +1,7 @@
 """Growth: which nodes a tree gets. A drafter answers `step(frontier) -> logits`; a policy asks."""
 
+from collections.abc import Mapping
+
 from drafters.errors import UserError
 from drafters.growth.base import DRAFT_MODES, Confident, Growth, Guesser
 from drafters.growth.best_first import BestFirst
@@ -7,6 +9,7 @@ from drafters.growth.chain import Chain
 from drafters.growth.cost_aware import CostAware, CostAwareGrowth
 from drafters.growth.dynamic import Dynamic
 from drafters.growth.prices import Prices
+from drafters.growth.ranks import Paths
 from drafters.growth.static import Static
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "Growth",
     "Guesser",
     "Prices",
+    "ShapeValue",
     "Static",
     "build_growth",
 ]
@@ -34,7 +38,10 @@ POLICIES: dict[str, type[Chain | Static | Dynamic | BestFirst | CostAware]] = {
 }
 
 
-def build_growth(name: str, options: dict[str, int | str | tuple[int, ...]]) -> Growth:
+ShapeValue = int | str | tuple[int, ...] | Paths
+
+
+def build_growth(name: str, options: Mapping[str, ShapeValue]) -> Growth:
     """Make a policy by name.
 
     Raises:

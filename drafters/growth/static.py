@@ -1,8 +1,8 @@
-"""Static: a fixed shape of siblings per depth, the most likely ones or drawn ones."""
+"""Static: a fixed shape, whose nodes are the most likely tokens or drawn ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,20 +18,25 @@ from drafters.growth.base import (
     drawable,
     target_ids,
 )
+from drafters.growth.ranks import Level, Paths, full, levels_of
 from drafters.laws import Laws
 from drafters.sampling import Coin, Warp
 from drafters.tree import TokenTree
 
+_BRANCHING = (3, 1, 1)
+
 
 @dataclass(frozen=True)
 class Static(FixedShape):
-    """A fixed shape: every node of depth d - 1 has branching[d - 1] children.
+    """A fixed shape: every node of depth d - 1 has branching[d - 1] children, or a tree of ranks.
 
-    Children are the most likely tokens, or drawn without replacement from the drafter's law.
+    Children are the most likely tokens, or drawn without replacement from the drafter's law. A
+    tree's paths (ranks.py) say how many children each node has; `search` finds the best ones.
     """
 
-    branching: tuple[int, ...] = (3, 1, 1)
+    branching: tuple[int, ...] = _BRANCHING
     draft: str = "argmax"
+    tree: Paths = ()
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -39,26 +44,30 @@ class Static(FixedShape):
             raise UserError("branching is empty: give children per depth, such as 3.2.1")
         for value in self.branching:
             check_at_least(value, 1, "branching")
+        if self.tree and self.branching != _BRANCHING:
+            raise UserError("branching and tree both name a shape: give one of them")
         check_draft(self.draft, DRAFT_MODES, "static")
+        levels_of(self.tree or ((0,),))  # refuses paths that are no tree
+
+    @cached_property
+    def shape(self) -> list[Level]:
+        """Return the levels."""
+        return levels_of(self.tree or full(self.branching))
 
     @property
     def depth(self) -> int:
         """Return the number of levels."""
-        return len(self.branching)
+        return len(self.shape)
 
     @property
     def nodes(self) -> int:
         """Return the number of drafted nodes."""
-        total, level = 0, 1
-        for width in self.branching:
-            level *= width
-            total += level
-        return total
+        return sum(len(level.rank) for level in self.shape)
 
     @property
     def expanded(self) -> int:
-        """Return the nodes of the last level but one, the widest that is expanded."""
-        return prod(self.branching[:-1])
+        """Return the largest number of nodes that are expanded a level."""
+        return max(1, *(len(level.expanded) for level in self.shape))
 
     @property
     def levels(self) -> int:
@@ -72,11 +81,11 @@ class Static(FixedShape):
 
     def parents(self) -> Tensor:
         """Return the shape's parents [N+1], level by level."""
-        parent, level = [-1], [0]
-        for width in self.branching:
-            above = [node for node in level for _ in range(width)]
-            level = list(range(len(parent), len(parent) + len(above)))
-            parent += above
+        parent, above = [-1], [0]
+        for level in self.shape:
+            first = len(parent)
+            parent += [above[place] for place in level.above]
+            above = [first + place for place in level.expanded]
         return torch.tensor(parent)
 
     def grow(
@@ -87,35 +96,33 @@ class Static(FixedShape):
         logits = guesser.root_logits()[:, None]
         columns: list[Tensor] = [torch.tensor(roots, device=logits.device)[:, None]]
         laws: list[Tensor] = []
-        of: list[int] = []
-        for depth, width in enumerate(self.branching, start=1):
+        for depth, level in enumerate(self.shape, start=1):
+            width = max(level.rank) + 1
             if width > logits.shape[-1]:
                 raise UserError(
                     f"branching is {width} at depth {depth} and the draft vocabulary has "
                     f"{logits.shape[-1]} ids: give that or less"
                 )
+            above, rank = torch.tensor((level.above, level.rank), device=logits.device)
+            nodes = above * width + rank
             if sampled:
                 probs = drawable(warp, logits.flatten(0, 1)).probs.view(logits.shape)
                 choice = torch.stack(
                     [coin.draw_distinct(probs[i], width) for i, coin in enumerate(coins)]
                 )
-                first = sum(x.shape[1] for x in laws)
-                siblings = _shrinking(probs, choice)
-                laws.append(siblings)
-                of += range(first, first + siblings.shape[1])
+                laws.append(_shrinking(probs, choice)[:, nodes])
             else:
                 choice = logits.topk(width, dim=-1).indices
-            tokens = target_ids(choice, guesser.ids)
-            columns.append(tokens.flatten(1))
+            tokens = target_ids(choice, guesser.ids).flatten(1)[:, nodes]
+            columns.append(tokens)
             if depth < self.depth:
-                above = torch.arange(tokens.shape[1], device=tokens.device)
-                above = above.repeat_interleave(width)
-                frontier = Frontier(columns[-1], above.expand(len(roots), -1), depth)
+                kept = torch.tensor(level.expanded, device=logits.device)
+                frontier = Frontier(tokens[:, kept], above[kept].expand(len(roots), -1), depth)
                 logits = guesser.step(frontier)
         tokens, parent = torch.cat(columns, 1).cpu(), self.parents()
         if not sampled:
             return [TokenTree(row, parent) for row in tokens]
-        drawn, index = torch.cat(laws, 1), torch.tensor(of)
+        drawn, index = torch.cat(laws, 1), torch.arange(self.nodes)
         return [
             _without_impossible(TokenTree(row, parent, Laws(drawn[i], guesser.ids, index)))
             for i, row in enumerate(tokens)

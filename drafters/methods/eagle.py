@@ -92,13 +92,13 @@ class EagleParts:
     norm_output: bool
     epsilon: float
 
-    def fuse(self, taps: Tensor) -> Tensor:
+    def fuse(self, read: Tensor) -> Tensor:
         """Return features [..., D] of raw layer outputs [..., K * D]."""
         if self.tap_norm is not None:
-            each = taps.unflatten(-1, self.tap_norm.shape)
+            each = read.unflatten(-1, self.tap_norm.shape)
             normed = F.rms_norm(each, each.shape[-1:], eps=self.epsilon)
-            taps = (normed * self.tap_norm).flatten(-2)
-        return self.fusion(taps)
+            read = (normed * self.tap_norm).flatten(-2)
+        return self.fusion(read)
 
     def advance(
         self,
