@@ -177,12 +177,16 @@ class BlockDrafter(ReducedDrafter[Options]):
             learned = blocks.learned(depth)
             group, state = first[learned], states[:, :, depth - 1][learned]
             positions = group + depth - 1
-            previous = self.vocabulary.place(batch.ids.flatten()[positions])
+            previous = self.previous(batch, positions)
             logits = partial(self._logits, state, previous)
             predictions.append(
                 Prediction(positions, depth, group, logits, self._auxiliary(state, previous))
             )
         return predictions
+
+    def previous(self, batch: Batch, positions: Tensor) -> Tensor:
+        """Return the places of the tokens that the guesses at flat positions [M] follow."""
+        return self.vocabulary.place(batch.ids.flatten()[positions])
 
     def _logits(self, state: Tensor, previous: Tensor, span: slice) -> Tensor:
         unary = self.head(state[span])

@@ -18,8 +18,9 @@ from drafters.packed import Attend
 class Blocks:
     """The blocks of one batch.
 
-    A block may hang on an answer's token whose next token is supervised too: any root is such a
-    one. If a row has more of them than are wanted, those taken are evenly spread.
+    A block may hang on any token whose next one is supervised: so may a root, and the last token
+    before an answer, which is none, teaches all the same. If a row has more of them than are
+    wanted, those taken are evenly spread.
 
     Args:
         batch: whose sequences are learned from.
@@ -31,7 +32,7 @@ class Blocks:
     def __init__(self, batch: Batch, most: int, length: int, *, vary: bool) -> None:
         """Choose the anchors and see who sees whom."""
         self.batch, self.length = batch, length
-        chosen = spread(batch.label_mask & supervised(batch, 1), most, vary=vary)
+        chosen = spread(supervised(batch, 1), most, vary=vary)
         width = max(1, int(chosen.sum(1).max()))  # a batch without any keeps its shape
         order = chosen.byte().argsort(dim=1, descending=True, stable=True)
         self.anchors = order[:, :width]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drafters.base import Batch
 from drafters.block import BlockDrafter, BlockOptions, frozen_copy
 from drafters.correction import Correction
 from drafters.errors import UserError
@@ -124,13 +125,11 @@ class Selector(Correction):
     def forward(self, unary: Tensor, state: Tensor, previous: Tensor) -> Tensor:
         """Return the logits [..., K] of the candidates; the others lie far below.
 
-        While it learns, all tokens are candidates, and every other guess is learned without it, so
-        that the slot's own law stays one to find candidates by.
+        While it learns all tokens are candidates, and after an unknown token (-1) nothing is added.
         """
-        wanted = self.before(previous) * self.gate(state)
+        wanted = self.before(previous.clamp_min(0)) * self.gate(state)
         if self.training:
-            known = torch.arange(len(unary), device=unary.device) % 2 == 0
-            return unary + self.after(wanted) * known[:, None]
+            return unary + self.after(wanted) * (previous >= 0)[..., None]
         best = unary.topk(self.candidates, dim=-1)
         rows = self.after.weight[best.indices]
         score = best.values + (rows @ wanted[..., None])[..., 0]
@@ -165,6 +164,12 @@ class DFlash2Drafter(BlockDrafter[DFlash2Options]):
         self.correction = Selector(
             len(self.vocabulary), shape.hidden_size, config.selector_rank, config.candidates
         )
+
+    def previous(self, batch: Batch, positions: Tensor) -> Tensor:
+        """Hide every other token while learning: a slot's own law must find the candidates."""
+        place = super().previous(batch, positions)
+        odd = batch.position.flatten()[positions] % 2 == 1
+        return place.masked_fill(odd, -1) if self.training else place
 
     def new_layer(self, kind: LayerKind) -> DecoderLayer:
         """Make a layer with convolutions."""

@@ -38,6 +38,9 @@ THOUGHTFUL = [
 ]
 NEURAL = sorted(name for name, kind in methods().items() if issubclass(kind, NeuralDrafter))
 OPTIONS: dict[str, dict[str, object]] = {
+    "dflash": {"taps": [0, 1, 2]},
+    "dflash2": {"taps": [0, 1, 2]},
+    "dspark": {"taps": [0, 1, 2]},
     "eagle": {"taps": [0, 1, 2], "unroll": 3},
     "standalone": {"num_layers": 2},
 }

@@ -188,9 +188,9 @@ def test_the_dth_guess_imitates_position_a_plus_d_minus_1(name: str, target: Tar
     batch.label_mask[0, :3] = False
     batch.label_mask[0, 6] = False  # another turn: blocks end before it
     first, second, third = drafter.predict(batch, target)
-    assert first.group.tolist() == [3, 4, 7, *range(9, 17)]
-    assert second.group.tolist() == [3, *range(9, 16)]
-    assert third.group.tolist() == [*range(9, 15)]
+    assert first.group.tolist() == [2, 3, 4, 6, 7, *range(9, 17)]
+    assert second.group.tolist() == [2, 3, 6, *range(9, 16)]
+    assert third.group.tolist() == [2, *range(9, 15)]
     for depth, prediction in enumerate((first, second, third), start=1):
         assert prediction.depth == depth
         assert torch.equal(prediction.positions, prediction.group + depth - 1)
@@ -256,7 +256,7 @@ def test_a_batch_without_an_anchor_teaches_nothing(name: str, weights: str, targ
     drafter = make(target, name).train()
     batch = batch_of(target, drafter, 9, 4)
     batch.label_mask[:] = False
-    batch.label_mask[0, 3] = True  # its next token is not supervised
+    batch.label_mask[0, 0] = True  # there is no token before it
     predictions = drafter.predict(batch, target)
     assert [len(p.positions) for p in predictions] == [0] * SLOTS
     settings = LossSettings(mix={"ce": 1.0}, depth_weights=weights)
