@@ -5,7 +5,7 @@ SHELL := bash
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-quick test check mutants lint types fast bench fmt clean
+.PHONY: help setup demo demo-quick test check mutants lint types fast bench bench-methods fmt clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -21,6 +21,9 @@ demo-quick: setup ## the same with tiny sizes (under 3 minutes)
 
 bench: setup ## the full table on what the demo trained
 	$(PY) scripts/demo.py --bench
+
+bench-methods: setup ## train every family on the same tokens and measure them on the same prompts (hours)
+	$(PY) scripts/demo.py --plan configs/demo/methods.yaml
 
 test: setup ## every test; those that need a GPU are skipped without one
 	$(PY) -m pytest -m '' -n 2

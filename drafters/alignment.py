@@ -42,7 +42,14 @@ def useful_slots(batch: Batch, steps: range) -> Tensor:
 
 
 def slot_prediction(
-    batch: Batch, slots: Tensor, step: int, state: Tensor, head: Callable[[Tensor], Tensor]
+    batch: Batch,
+    slots: Tensor,
+    step: int,
+    state: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    among: Tensor | None = None,
+    hidden: bool = False,
 ) -> Prediction:
     """Return what slots predict at a step, where a label is supervised.
 
@@ -52,13 +59,19 @@ def slot_prediction(
         step: from 0; see useful_slots.
         state: [B, T', D] of the slots.
         head: maps states [m, D] to draft logits [m, K].
+        among: [B, T] bool, the slots that count; None: all.
+        hidden: whether the states imitate the target's post-norm ones, so that a loss may ask.
     """
     rows, length = batch.ids.shape
     first = torch.arange(rows, device=slots.device)[:, None] * length
-    chosen = supervised(batch, step + 2).gather(1, slots).flatten().nonzero()[:, 0]
+    labelled = supervised(batch, step + 2)
+    wanted = labelled if among is None else labelled & among
+    chosen = wanted.gather(1, slots).flatten().nonzero()[:, 0]
     group = (first + slots).flatten()[chosen]
-    logits = partial(_logits, head, state.flatten(0, 1)[chosen])
-    return Prediction(group + step + 1, step + 1, group, logits)
+    own = state.flatten(0, 1)[chosen]
+    logits = partial(_logits, head, own)
+    auxiliary = {"hidden": own} if hidden else {}
+    return Prediction(group + step + 1, step + 1, group, logits, auxiliary)
 
 
 def _logits(head: Callable[[Tensor], Tensor], state: Tensor, span: slice) -> Tensor:

@@ -7,7 +7,7 @@ Drafter and DraftSession carry decoding. No behaviour lives here.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from drafters.sampling import RowRandom, Warp
 from drafters.tree import TokenTree
 
 if TYPE_CHECKING:
+    from drafters.cache import KVCache
     from drafters.growth import Growth
     from drafters.target import Target, TargetShape
 
@@ -158,6 +159,15 @@ class DraftSession(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsCache(Protocol):
+    """A session that reads what the target has cached."""
+
+    def read(self, cache: "KVCache") -> None:
+        """Take the target's cache, before any row comes. It is never to be written to."""
+        ...
+
+
 class Drafter(Protocol):
     """Weights (or none) that can start sessions."""
 
@@ -171,6 +181,37 @@ class Drafter(Protocol):
     def start(self, target: "Target", growth: "Growth", rows: int, capacity: int) -> DraftSession:
         """Start a session for `rows` rows of at most `capacity` tokens each."""
         ...
+
+
+@dataclass
+class Account:
+    """What one member of a joint drafter did, over all rows since its session began.
+
+    Args:
+        seconds: proposing and taking in what became final.
+        rounds: in which it was asked for a row.
+        drafted: nodes that it proposed, submitted or not.
+        accepted: levels at which its own tree was right, whoever's node was submitted.
+    """
+
+    seconds: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@runtime_checkable
+class JointSession(Protocol):
+    """A session of several drafters, which keeps an account of each."""
+
+    accounts: Sequence[Account]
+
+
+@runtime_checkable
+class JointDrafter(Protocol):
+    """A drafter made of others: what each of them costs can be measured apart."""
+
+    members: Sequence[Drafter]
 
 
 class NeuralDrafter(nn.Module):
@@ -200,6 +241,15 @@ class NeuralDrafter(nn.Module):
             f"{target.name} ships none: give the folder that training or publishing wrote"
         )
 
+    @classmethod
+    def rebuild(cls, options: Mapping[str, object], shape: "TargetShape") -> "NeuralDrafter":
+        """Make an untrained drafter from the options of a stored one; reads nothing beside them.
+
+        Raises:
+            UserError: as `build`, and on options that would send it to another file.
+        """
+        return cls.build(options, shape)
+
     @abstractmethod
     def options(self) -> dict[str, object]:
         """Return the resolved options: build(options(), shape) makes the same modules."""
@@ -211,6 +261,14 @@ class NeuralDrafter(nn.Module):
     @abstractmethod
     def predict(self, batch: Batch, target: "Target") -> list[Prediction]:
         """Predict every depth of a training batch."""
+
+    def calibrate(self, confidence: Tensor, taken: Tensor) -> None:
+        """Fit how the confidence of its predictions is read, if it predicts any.
+
+        Args:
+            confidence: [N, K] logits of N chains of all K depths.
+            taken: [N, K] chance that each depth is accepted where those above were.
+        """
 
     @abstractmethod
     def start(self, target: "Target", growth: "Growth", rows: int, capacity: int) -> DraftSession:

@@ -1,13 +1,12 @@
 """KVCache: keys and values of many rows, each with its own length, in one preallocated tensor.
 
-Owns where new tokens are written (Placement), who sees whom, and the attention that reads the
-cache. Committed tokens of row b fill columns 0..lengths[b]-1; what lies beyond is stale and masked,
-the next write starts at column lengths[b]. Column = position for every committed token, so moving
-an accepted path down to its place keeps its rotary phase right (it was applied by depth).
+Owns the store, the attention that reads it and what a kept path leaves behind. Committed tokens of
+row b fill columns 0..lengths[b]-1; what lies beyond is stale and masked, the next write starts at
+column lengths[b] (placement.py). Column = position for every committed token, so moving an accepted
+path down to its place keeps its rotary phase right (it was applied by depth).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -15,94 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.errors import UserError
-
-
-@dataclass(frozen=True)
-class Block:
-    """The new tokens of one row: their offsets from the root and who sees whom.
-
-    Args:
-        offset: [n] int64; position minus the row's length (0 for the root, depth for a node).
-        visible: [n, n] bool; row i marks the new tokens that token i sees, itself included.
-    """
-
-    offset: Tensor
-    visible: Tensor
-
-
-@dataclass
-class Placement:
-    """Where M new tokens go and what they may read.
-
-    Args:
-        rows: the contiguous range of cache rows that take part.
-        cells: [M] int64, flat cell (row * capacity + column) of each token; a slice where they
-            are one run, as one row's are.
-        positions: [M] int64 context positions.
-        grid: [M] int64 place of each token in the padded [rows, width] grid; None if it fills it.
-        width: the widest row's number of new tokens.
-        span: columns read, 0..span-1.
-        hidden: [rows, width, span] bool, True where a token may not look; None: all see all.
-        query_position, key_position: [rows, width], [rows, span]; only for sliding windows.
-        counts: number of new tokens of each row of the cache (0 for rows that do not take part).
-    """
-
-    rows: slice
-    cells: Tensor | slice
-    positions: Tensor
-    grid: Tensor | None
-    width: int
-    span: int
-    hidden: Tensor | None
-    query_position: Tensor
-    key_position: Tensor
-    counts: list[int]
-    _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
-
-    def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
-        """Return the additive mask [rows, 1, groups * width, span], or None if all is visible.
-
-        Args:
-            window: a layer's sliding window in positions, None for full attention.
-            groups: query heads that share one key head, folded into the query axis.
-            dtype: the attention's dtype.
-        """
-        key = (window, groups, dtype)
-        if key not in self._masks:
-            hidden = self.hidden
-            if window is not None and self.span > window:
-                far = self.query_position[:, :, None] - self.key_position[:, None, :] >= window
-                hidden = far if hidden is None else hidden | far
-            if hidden is None:
-                self._masks[key] = None
-            else:
-                mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-                mask.masked_fill_(hidden, torch.finfo(dtype).min)
-                self._masks[key] = mask.repeat(1, groups, 1)[:, None]
-        return self._masks[key]
-
-    def blind_before(self, column: int) -> "Placement":
-        """Return the same placement with the columns before this one hidden from every token."""
-        hidden = self.hidden
-        if hidden is None:
-            shape = self.rows.stop - self.rows.start, self.width, self.span
-            hidden = self.query_position.new_zeros(shape, dtype=torch.bool)
-        early = torch.arange(self.span, device=hidden.device) < column
-        return replace(self, hidden=hidden | early, _masks={})
-
-    def to_grid(self, flat: Tensor) -> Tensor:
-        """Lay [M, ...] out as [rows, width, ...]; the padding repeats nothing, it is zero."""
-        count = self.rows.stop - self.rows.start
-        if self.grid is None:
-            return flat.view(count, self.width, *flat.shape[1:])
-        padded = flat.new_zeros(count * self.width, *flat.shape[1:])
-        padded[self.grid] = flat
-        return padded.view(count, self.width, *flat.shape[1:])
-
-    def from_grid(self, grid: Tensor) -> Tensor:
-        """Take the M real entries out of [rows, width, ...]."""
-        flat = grid.reshape(-1, *grid.shape[2:])
-        return flat if self.grid is None else flat[self.grid]
+from drafters.placement import Block, ChainMasks, Placement, place
 
 
 class KVCache:
@@ -143,6 +55,7 @@ class KVCache:
         grid = self.store.view(layers, 2, rows, capacity, heads, head_dim).transpose(3, 4)
         self._grids = [layer.unbind(0) for layer in grid]
         self.lengths = torch.zeros(rows, dtype=torch.int64)
+        self.masks = ChainMasks(capacity, self.store.device)
 
     def place(self, blocks: Sequence[Block | None]) -> Placement:
         """Assign cells and masks to new tokens, one block a row; None leaves a row out.
@@ -152,17 +65,18 @@ class KVCache:
         Raises:
             UserError: if a row would outgrow the capacity.
         """
-        active = [row for row, block in enumerate(blocks) if block is not None]
-        rows = slice(active[0], active[-1] + 1)
-        counts = [0 if block is None else len(block.offset) for block in blocks]
         lengths = self.lengths.tolist()
-        ends = [lengths[r] + counts[r] for r, b in enumerate(blocks) if b is not None]
-        if max(ends) > self.capacity:
+        span = max(
+            length + len(block.offset)
+            for length, block in zip(lengths, blocks, strict=True)
+            if block is not None
+        )
+        if span > self.capacity:
             raise UserError(
-                f"a row needs {max(ends)} tokens but the cache holds {self.capacity}: "
+                f"a row needs {span} tokens but the cache holds {self.capacity}: "
                 "ask for fewer new tokens or a larger capacity"
             )
-        return _placement(self, blocks, rows, counts, max(ends))
+        return place(blocks, self.lengths, span, self.masks)
 
     def write(self, layer: int, keys: Tensor, values: Tensor, placement: Placement) -> None:
         """Store keys and values [M, heads, head_dim] in their cells."""
@@ -250,80 +164,6 @@ class KVCache:
     def reset(self, row: int) -> None:
         """Empty a row for its next sequence."""
         self.lengths[row] = 0
-
-
-def _placement(
-    cache: KVCache,
-    blocks: Sequence[Block | None],
-    rows: slice,
-    counts: list[int],
-    span: int,
-) -> Placement:
-    """Build cells, positions and masks for all rows of the range at once."""
-    device = cache.store.device
-    width = max(counts)
-    count = rows.stop - rows.start
-    lengths = cache.lengths[rows]
-    taken = blocks[rows]
-    real = torch.tensor(counts[rows])[:, None] > torch.arange(width)
-    offset = torch.zeros(count, width, dtype=torch.int64)
-    offset[real] = torch.cat([block.offset for block in taken if block is not None])
-    position = lengths[:, None] + offset
-    columns = lengths[:, None] + torch.arange(width)
-    full = bool(real.all())
-    grid = None if full else real.view(-1).nonzero().squeeze(-1)
-    positions = position.view(-1) if grid is None else position.view(-1)[grid]
-    hidden, key_position = _visibility(taken, lengths, position, span)
-    return Placement(
-        rows=rows,
-        cells=_cells(cache, rows, columns, grid),
-        positions=positions.to(device),
-        grid=None if grid is None else grid.to(device),
-        width=width,
-        span=span,
-        hidden=None if hidden is None else hidden.to(device),
-        query_position=position.to(device),
-        key_position=key_position.to(device),
-        counts=counts,
-    )
-
-
-def _cells(cache: KVCache, rows: slice, columns: Tensor, grid: Tensor | None) -> Tensor | slice:
-    """Return the flat cells of columns [R, n]: one run for a single row."""
-    if len(columns) == 1:
-        start = rows.start * cache.capacity + int(columns[0, 0])
-        return slice(start, start + columns.shape[1])
-    first = torch.arange(rows.start, rows.stop)[:, None] * cache.capacity
-    cells = (first + columns).view(-1)
-    return (cells if grid is None else cells[grid]).to(cache.store.device)
-
-
-def _visibility(
-    blocks: Sequence[Block | None], lengths: Tensor, position: Tensor, span: int
-) -> tuple[Tensor | None, Tensor]:
-    """Return what each token may not see [R, n, span], and the position of every column."""
-    width = position.shape[1]
-    key_position = torch.arange(span).expand(len(blocks), span).clone()
-    whole = all(b is not None for b in blocks)
-    if width == 1 and whole and bool((lengths == span - 1).all()):
-        return None, key_position
-    hidden = (torch.arange(span) >= lengths[:, None])[:, None, :].repeat(1, width, 1)
-    if all(b is None or len(b.offset) == width for b in blocks):
-        # one scatter for all rows; a row that takes no part is never read, it only has to fit
-        some = next(b for b in blocks if b is not None)
-        visible = torch.stack([(some if b is None else b).visible for b in blocks])
-        own = (lengths[:, None] + torch.arange(width)).clamp_max(span - 1)
-        hidden.scatter_(2, own[:, None].expand(-1, width, -1), ~visible)
-        return hidden, key_position.scatter_(1, own, position)
-    for index, block in enumerate(blocks):
-        if block is None:
-            hidden[index, :, 0] = False
-            continue
-        n, start = len(block.offset), int(lengths[index])
-        hidden[index, :n, start : start + n] = ~block.visible
-        key_position[index, start : start + n] = position[index, :n]
-        hidden[index, n:, 0] = False
-    return hidden, key_position
 
 
 def check_memory(size: int, device: torch.device, what: str) -> None:

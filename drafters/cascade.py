@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.frontier import Frontier, FrontierCells
 from drafters.growth import Growth
 from drafters.layers import Attend, Rotary
+from drafters.placement import Placement
 from drafters.session import CachedSession, Final, cache_attention
 from drafters.shape import TargetShape
 from drafters.target import Target

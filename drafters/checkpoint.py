@@ -13,19 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import Tensor
 
 from drafters.base import Drafter, NeuralDrafter
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
-from drafters.registry import build_drafter, causal_lm_family, method
-from drafters.shape import TargetShape
+from drafters.formats.registry import refuse_foreign
+from drafters.hub import fetch, is_hub_id
+from drafters.registry import causal_lm_family, joined, method
+from drafters.stored import (
+    CONFIG,
+    FORMAT_VERSION,
+    WEIGHTS,
+    StoredDrafter,
+    check_causal_lm,
+    read_config,
+)
 from drafters.target import Target
-
-FORMAT_VERSION = 1
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-_FIELDS = {"format_version", "drafter", "options", "shape", "target", "training"}
 
 
 def save_drafter(
@@ -44,24 +49,30 @@ def save_drafter(
         training: how it came about (settings, measured figures): stored, never read back.
         dtype: of the saved parameters; None: as they are.
     """
+    tensors = {
+        name: (t.to(dtype) if dtype is not None and t.is_floating_point() else t).contiguous()
+        for name, t in drafter.state_dict().items()
+    }
     config = {
-        "format_version": FORMAT_VERSION,
         "drafter": drafter.name,
         "options": drafter.options(),
         "shape": target.shape.to_dict(),
         "target": Fingerprint.of(target).to_dict(),
         "training": dict(training or {}),
     }
-    tensors = {
-        name: (t.to(dtype) if dtype is not None and t.is_floating_point() else t).contiguous()
-        for name, t in drafter.state_dict().items()
-    }
+    return write_folder(folder, {"format_version": FORMAT_VERSION, **config}, tensors)
+
+
+def write_folder(
+    folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Path:
+    """Write config and weights whole or not at all; what stood there is replaced in one step."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         new = Path(work) / "new"
         new.mkdir()
-        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        save_file(dict(tensors), new / WEIGHTS, metadata={"format": "pt"})
         (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         replace_folder(new, folder)
     return folder
@@ -88,27 +99,74 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
 
     Args:
         spec: a folder written by save_drafter, a Hugging Face causal LM's folder (a standalone
-            draft model), or the name of a family without weights, or with weights that the target
-            itself may ship.
+            draft model), OWNER/NAME[@REVISION] on the hub, or the name of a family without weights,
+            or with weights that the target itself may ship; several, joined by +, draft together.
+            Only the hub's asks a network.
         target: refuse the drafter if it was made for another target; None: no check.
 
     Raises:
         UserError: says what is missing, unused, unknown or different.
     """
-    folder = Path(spec)
+    folder, parts = Path(spec), parts_of(str(spec))
+    if len(parts) > 1:
+        return joined([load_drafter(part, target) for part in parts])
     if not folder.is_dir():
-        return _without_weights(str(spec), target)
-    config = _read_config(folder)
-    if "drafter" not in config:
+        if not is_hub_id(spec):
+            return _without_weights(str(spec), target)
+        folder = fetch(str(spec))
+    if "drafter" not in read_config(folder):
+        refuse_foreign(folder)
+        check_causal_lm(folder)
         return causal_lm_family().load(folder, target)
-    shape = TargetShape(**config["shape"])
+    stored = StoredDrafter.read(folder)
     if target is not None:
-        _check_target(folder, Fingerprint(**config["target"]), target)
-    drafter = build_drafter(config["drafter"], config["options"], shape)
-    if not isinstance(drafter, NeuralDrafter):
-        raise UserError(f"{folder}: {config['drafter']} has no weights to load")
-    _load_weights(drafter, folder)
-    return drafter.eval()
+        check_target(stored, target)
+    return stored.load()
+
+
+def check_target(stored: StoredDrafter, target: Target) -> None:
+    """Refuse a drafter that was made for another target; warn of another conversion of its model.
+
+    Raises:
+        UserError: names the first difference.
+    """
+    made_for, here = stored.made_for, Fingerprint.of(target)
+    found = made_for.difference(here)
+    if found is None:
+        return
+    field, theirs, ours = found
+    same_base = (made_for.base and made_for.base in (here.base, here.name)) or (
+        here.base and here.base == made_for.name
+    )
+    if field == "weights" and same_base:
+        warnings.warn(
+            f"{stored.folder} was made for {made_for.name}; {target.name} is another conversion of "
+            "the same model, so acceptance may differ a little",
+            stacklevel=3,
+        )
+        return
+    raise UserError(
+        f"{stored.folder} was made for another target ({made_for.name}): its {field} is {theirs}, "
+        f"{target.name} has {ours}; give the target it was trained on, or train one for this"
+    )
+
+
+def parts_of(spec: str) -> list[str]:
+    """Return the drafters that a + joins; a folder whose name has one is one drafter.
+
+    >>> parts_of("ngram+runs/eagle/best")
+    ['ngram', 'runs/eagle/best']
+
+    Raises:
+        UserError: if nothing stands on one side of a +.
+    """
+    head = spec.partition(":")[0]
+    if "+" not in spec or ("+" in head and Path(head).is_dir()):
+        return [spec]
+    parts = [part.strip() for part in spec.split("+")]
+    if not all(parts):
+        raise UserError(f"drafter {spec!r}: give A+B, the folder or name of a drafter on each side")
+    return parts
 
 
 def _without_weights(name: str, target: Target | None) -> Drafter:
@@ -123,64 +181,3 @@ def _without_weights(name: str, target: Target | None) -> Drafter:
     if issubclass(kind, NeuralDrafter):
         return kind.shipped(target)
     return kind.build({}, target.shape)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: config.json cannot be read ({error})") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{folder}: config.json holds no object")
-    if "drafter" in config:
-        unknown, missing = set(config) - _FIELDS, _FIELDS - set(config)
-        if unknown or missing:
-            raise UserError(
-                f"{folder}: config.json has unknown fields {sorted(unknown)}, "
-                f"lacks {sorted(missing)}: it was written by another version"
-            )
-        if config["format_version"] != FORMAT_VERSION:
-            raise UserError(
-                f"{folder}: format version {config['format_version']}, this is {FORMAT_VERSION}"
-            )
-    return config
-
-
-def _check_target(folder: Path, made_for: Fingerprint, target: Target) -> None:
-    here = Fingerprint.of(target)
-    found = made_for.difference(here)
-    if found is None:
-        return
-    field, theirs, ours = found
-    same_base = (made_for.base and made_for.base in (here.base, here.name)) or (
-        here.base and here.base == made_for.name
-    )
-    if field == "weights" and same_base:
-        warnings.warn(
-            f"{folder} was made for {made_for.name}; {target.name} is another conversion of the "
-            "same model, so acceptance may differ a little",
-            stacklevel=3,
-        )
-        return
-    raise UserError(
-        f"{folder} was made for another target ({made_for.name}): its {field} is {theirs}, "
-        f"{target.name} has {ours}; give the target it was trained on, or train one for this"
-    )
-
-
-def _load_weights(drafter: NeuralDrafter, folder: Path) -> None:
-    """Load every tensor exactly: same names, same shapes."""
-    path = folder / WEIGHTS
-    expected = {name: tuple(t.shape) for name, t in drafter.state_dict().items()}
-    try:
-        with safe_open(path, "pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read ({error}): safetensors only") from error
-    missing, unused = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
-    if missing or unused:
-        raise UserError(f"{path}: missing tensors {missing}, unused tensors {unused}")
-    for name, shape in expected.items():
-        if found[name] != shape:
-            raise UserError(f"{path}: {name} is {found[name]}, the config asks for {shape}")
-    drafter.load_state_dict(load_file(path))

@@ -65,6 +65,12 @@ class Fingerprint:
         return None
 
 
+def template_digest(tokenizer: Any) -> str:
+    """Return the digest of a tokenizer's chat template; "" without one."""
+    template = None if tokenizer is None else tokenizer.chat_template
+    return "" if not template else hashlib.sha256(str(template).encode()).hexdigest()[:16]
+
+
 def _weights_digest(tensors: dict[str, Tensor]) -> str:
     """Hash evenly spaced values of every tensor, rounded to bfloat16: equal in any served dtype."""
     digest = hashlib.sha256()

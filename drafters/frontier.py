@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.errors import UserError
+from drafters.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class FrontierCells:
         self.longest = int(lengths.max())
         self.lengths = lengths.to(device)[:, None]
         self.first = rows[0] * cache.capacity + int(lengths[0])
-        self.cells = (index * cache.capacity + lengths).to(device)[:, None]
-        self.column = torch.arange(cache.capacity, device=device)
+        several = len(rows) > 1  # one row's cells are a slice
+        self.cells = (index * cache.capacity + lengths).to(device)[:, None] if several else None
+        self.column = cache.masks.columns
         gaps = len(rows) <= rows[-1] - rows[0]
         self.places = (index - rows[0]).to(device) if gaps else None
         self.depths: list[int] = []  # of every guessed column, minus one
@@ -76,12 +78,12 @@ class FrontierCells:
             self.seen = self._extended(frontier, start)
         self.depths += [frontier.depth - 1] * size
         position = (self.lengths + (frontier.depth - 1)).expand(count, size)
-        hidden, key_position = self._visibility(span)
+        hidden, guessed = self._visibility(span)
         counts = [0] * self.cache.rows
         for row in self.rows:
             counts[row] = size
         cells: Tensor | slice = slice(self.first + start, self.first + stop)
-        if count > 1:
+        if self.cells is not None:
             cells = (self.cells + self.column[start:stop]).flatten()
         grid = None
         if self.places is not None:
@@ -95,9 +97,15 @@ class FrontierCells:
             span=span,
             hidden=None if hidden is None else self._spread(hidden),
             query_position=self._spread(position),
-            key_position=self._spread(key_position),
             counts=counts,
+            guessed=guessed,
+            chain=self.cache.masks if self._straight else None,
         )
+
+    @property
+    def _straight(self) -> bool:
+        """Tell whether one row's chain is all there is."""
+        return self.cells is None and self.seen is None
 
     def _extended(self, frontier: Frontier, start: int) -> Tensor:
         """Return which guessed columns each node of the frontier sees [R, F, start + F]."""
@@ -110,21 +118,22 @@ class FrontierCells:
         itself = torch.eye(size, dtype=torch.bool, device=device).expand(count, size, size)
         return torch.cat((seen, itself), -1)
 
-    def _visibility(self, span: int) -> tuple[Tensor | None, Tensor]:
-        """Return what the newest nodes may not see [R, F, span], and every column's position."""
+    def _visibility(self, span: int) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
+        """Return what the newest nodes may not see [R, F, span], and the guesses' positions.
+
+        Those are columns and positions, both [R, guesses]; None where they are the same.
+        """
         column, stop = self.column[:span], len(self.depths)
-        key_position = column.expand(len(self.lengths), span)
         if self.seen is None:
             ends = self.lengths + stop
-            hidden = None if len(self.lengths) == 1 else (column >= ends)[:, None]
-            return hidden, key_position
+            return None if self._straight else (column >= ends)[:, None], None
         guessed = self.lengths + self.column[:stop]
         depths = torch.tensor(self.depths, device=column.device)
-        key_position = key_position.scatter(1, guessed, self.lengths + depths)
         size = self.seen.shape[1]
         hidden = (column >= self.lengths)[:, None].repeat(1, size, 1)
         hidden.scatter_(2, guessed[:, None].expand(-1, size, -1), ~self.seen)
-        return hidden, key_position
+        positions = self.lengths + depths
+        return hidden, (self._spread(guessed), self._spread(positions))
 
     def _spread(self, x: Tensor) -> Tensor:
         """Make room for the rows of the range that do not draft; what they see is never read."""

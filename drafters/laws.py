@@ -5,6 +5,7 @@ reduced by another law and drawn from. The numbers are torch tensors in producti
 of fractions in exact tests; nothing here converts between them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,14 +74,21 @@ class Laws:
 
     Args:
         probs: [R, K] one law per group of siblings drawn alike (or per sibling); each sums to 1.
+            A list of R laws [K_r] where they come from several drafters.
         ids: None if K is the whole vocabulary; [K] shared ids (reduced vocabulary); [R, K] sparse.
+            A list of R ids [K_r] or None where probs is one.
         of: [N] int64; the law each drafted node was drawn from, -1 for a point mass. For a
             target's laws, `of` is arange(N+1): law i is the next token's after node i.
     """
 
     probs: Any
-    ids: Tensor | None
+    ids: Any
     of: Tensor
+
+    @classmethod
+    def gathered(cls, laws: Sequence[Law], of: Tensor) -> "Laws":
+        """Return laws of several drafters as one; each keeps its own ids."""
+        return cls([law.weights for law in laws], [law.ids for law in laws], of)
 
     def __len__(self) -> int:
         """Return the number of laws R."""
@@ -93,7 +101,7 @@ class Laws:
 
     def law(self, index: int) -> Law:
         """Return law `index` of R."""
-        if self.ids is None or self.ids.ndim == 1:
+        if self.ids is None or (not isinstance(self.ids, list) and self.ids.ndim == 1):
             return Law(self.probs[index], self.ids)
         return Law(self.probs[index], self.ids[index])
 

@@ -74,12 +74,14 @@ class LayerKind:
         qk_norm: queries and keys are normed head by head (Qwen3).
         bias: queries, keys and values have a bias (Qwen2).
         normed_residual: the residual is the normed hidden state instead of the raw one.
+        input_norm: whether what the attention reads is normed first.
     """
 
     wide: bool = False
     qk_norm: bool = False
     bias: bool = False
     normed_residual: bool = False
+    input_norm: bool = True
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -117,7 +119,8 @@ class DecoderLayer(nn.Module):
         self.heads, self.kv_heads, self.head_dim = shape.num_heads, shape.num_kv_heads, head_dim
         width = (self.heads + 2 * self.kv_heads) * head_dim
         self.embedding_norm = Norm(hidden, epsilon) if kind.wide else None
-        self.hidden_norm = Norm(hidden, epsilon)
+        if kind.input_norm:
+            self.hidden_norm = Norm(hidden, epsilon)
         self.qkv = nn.Linear((1 + kind.wide) * hidden, width, bias=kind.bias)
         self.query_norm = Norm(head_dim, epsilon) if kind.qk_norm else None
         self.key_norm = Norm(head_dim, epsilon) if kind.qk_norm else None
@@ -144,20 +147,28 @@ class DecoderLayer(nn.Module):
         Returns:
             [..., D] hidden states after the layer.
         """
-        hidden = self.hidden_norm(x)
+        hidden = self.hidden_norm(x) if self.kind.input_norm else x
         residual = hidden if self.kind.normed_residual else x
         if self.embedding_norm is not None:
             assert embedding is not None
             hidden = torch.cat((self.embedding_norm(embedding), hidden), -1)
+        x = residual + self.attended(hidden, rotary, attend)
+        return x + self.inner(self.mlp_norm(x))
+
+    def attended(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """Return what the attention adds [..., D] for normed hidden states."""
         qkv = self.qkv(hidden).unflatten(-1, (-1, self.head_dim))
         both, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = both.split((self.heads, self.kv_heads), -2)
             both = torch.cat((self.query_norm(query), self.key_norm(key)), -2)
         query, key = rotate(both, *rotary).split((self.heads, self.kv_heads), -2)
-        x = residual + self.out(attend(query, key, value))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        return self.out(attend(query, key, value))
+
+    def inner(self, hidden: Tensor) -> Tensor:
+        """Return what the MLP adds [..., D] for normed hidden states [..., D]."""
+        gate, up = self.gate_up(hidden).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
 
     @torch.no_grad()
     def copy_from(self, state: Mapping[str, Tensor], embedding: str = "zero") -> None:
@@ -175,7 +186,8 @@ class DecoderLayer(nn.Module):
         hidden = self.out.out_features
         projections = [f"self_attn.{x}_proj" for x in "qkv"]
         own, other = self.qkv.weight[:, -hidden:], self.qkv.weight[:, :hidden]
-        _copy(self.hidden_norm.weight, state, ["input_layernorm.weight"])
+        if self.kind.input_norm:
+            _copy(self.hidden_norm.weight, state, ["input_layernorm.weight"])
         _copy(own, state, [f"{name}.weight" for name in projections])
         _copy(self.out.weight, state, ["self_attn.o_proj.weight"])
         _copy(self.mlp_norm.weight, state, ["post_attention_layernorm.weight"])
@@ -226,7 +238,7 @@ def packed_layer(layer: DecoderLayer, dtype: torch.dtype) -> PackedLayer:
         heads=layer.heads,
         kv_heads=layer.kv_heads,
         head_dim=layer.head_dim,
-        input_norm=packed_norm(layer.hidden_norm, dtype),
+        input_norm=packed_norm(layer.hidden_norm, dtype) if layer.kind.input_norm else None,
         qkv=packed_linear(layer.qkv, dtype),
         out=packed_linear(layer.out, dtype),
         mlp_norm=packed_norm(layer.mlp_norm, dtype),

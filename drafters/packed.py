@@ -45,7 +45,7 @@ class PackedLayer:
 
     Args:
         heads, kv_heads, head_dim: of the attention.
-        input_norm: before the attention.
+        input_norm: before the attention, or None (EAGLE-1).
         qkv: queries, keys and values in one map; twice as wide with an embedding_norm.
         out: after the attention.
         mlp_norm: before the MLP.
@@ -60,7 +60,7 @@ class PackedLayer:
     heads: int
     kv_heads: int
     head_dim: int
-    input_norm: PackedNorm
+    input_norm: PackedNorm | None
     qkv: FrozenLinear
     out: FrozenLinear
     mlp_norm: PackedNorm
@@ -91,7 +91,7 @@ class PackedLayer:
         Returns:
             [M, D] hidden states after the layer.
         """
-        hidden = self.input_norm(x)
+        hidden = x if self.input_norm is None else self.input_norm(x)
         residual = hidden if self.normed_residual else x
         if self.embedding_norm is not None:
             assert embedding is not None

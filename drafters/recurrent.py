@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.frontier import Frontier, FrontierCells
 from drafters.growth import Growth
 from drafters.layers import Attend, Rotary
+from drafters.placement import Placement
 from drafters.session import CachedSession, Final, cache_attention
 from drafters.shape import TargetShape
 from drafters.target import Target
@@ -28,8 +29,8 @@ class Recurrence(Protocol):
         """Return the layers; each has an attention of its own."""
         ...
 
-    def fuse(self, taps: Tensor) -> Tensor:
-        """Return features [..., D] of raw layer outputs [..., K * D]."""
+    def fuse(self, read: Tensor) -> Tensor:
+        """Return features [..., D] of what is read of the target, [..., K * D] or [..., D]."""
         ...
 
     def advance(
@@ -59,8 +60,8 @@ class RecurrentDrafter(Protocol):
         """Return the draft vocabulary [K], None for the target's own."""
         ...
 
-    def frozen(self, dtype: torch.dtype) -> Recurrence:
-        """Return a copy of the maps in this dtype that never changes."""
+    def frozen(self, target: Target) -> Recurrence:
+        """Return a copy of the maps in the target's dtype that never changes."""
         ...
 
 
@@ -80,7 +81,7 @@ class RecurrentSession(CachedSession):
     ) -> None:
         """Pack the weights and allocate the cache."""
         shape, dtype, device = drafter.shape, target.dtype, target.device
-        self.maps = drafter.frozen(dtype)
+        self.maps = drafter.frozen(target)
         cache = KVCache(
             rows,
             capacity + growth.cells,
@@ -99,9 +100,8 @@ class RecurrentSession(CachedSession):
 
     def final(self, commit: Commit) -> Final:
         """Pair every feature with the token after its own."""
-        assert commit.taps is not None
         tokens = torch.cat((commit.inputs[1:], torch.tensor([commit.root])))
-        return Final(tokens, commit.taps)
+        return Final(tokens, commit.last if commit.taps is None else commit.taps)
 
     def encode(self, final: Final, placement: Placement, ends: Tensor, rows: list[int]) -> None:
         """Run pairs of tokens and true features; keep each row's last state."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
+from drafters.placement import Placement
 
 
 class PlacedCache(Cache):

@@ -1,6 +1,6 @@
 """The registry of drafter families: name -> class."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -11,6 +11,7 @@ from drafters.shape import TargetShape
 
 _METHODS: dict[str, Any] = {}
 _CAUSAL_LMS: list[Any] = []
+_JOINTS: list[Any] = []
 
 
 class Family(Protocol):
@@ -43,6 +44,18 @@ def causal_lm_family() -> type[Any]:
     """Return the family that drafts with plain causal LMs."""
     methods()
     return _CAUSAL_LMS[0]
+
+
+def joins_drafters(family: Method) -> Method:
+    """Name the family that makes one drafter of several."""
+    _JOINTS.append(family)
+    return family
+
+
+def joined(drafters: Sequence[Drafter]) -> Drafter:
+    """Return one drafter of several; a single one as it is."""
+    methods()
+    return drafters[0] if len(drafters) == 1 else _JOINTS[0](drafters)
 
 
 def methods() -> dict[str, type[Any]]:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.growth import Growth, Guesser
 from drafters.layers import Attend
+from drafters.placement import Placement, causal_block
 from drafters.sampling import RowRandom, Warp
-from drafters.target import causal_block
 from drafters.tree import TokenTree
 
 _CHUNK = 512  # tokens of a row encoded at once: bounds the mask of a long prompt
@@ -49,10 +49,14 @@ class CachedSession(ABC):
         growth: the shape of the trees.
         cache: the drafter's; holds `room` final tokens a row and growth.cells guesses.
         room: final tokens a row can encode; a row beyond it proposes nothing any more.
+        ahead: guesses of a row that run together with its last final tokens, behind them.
     """
 
-    def __init__(self, features: Features, growth: Growth, cache: KVCache, room: int) -> None:
+    def __init__(
+        self, features: Features, growth: Growth, cache: KVCache, room: int, ahead: int = 0
+    ) -> None:
         """Start without sequences."""
+        self.ahead = ahead
         self.features, self.growth, self.cache, self.room = features, growth, cache, room
         self.roots = [0] * cache.rows
         self._waiting: list[list[Final]] = [[] for _ in range(cache.rows)]
@@ -69,7 +73,7 @@ class CachedSession(ABC):
 
         Args:
             final: [M] tokens of all rows.
-            placement: of these tokens.
+            placement: of these tokens, and of `ahead` more behind those that end a row's.
             ends: index of the last token of each row.
             rows: the rows, ascending.
         """
@@ -129,7 +133,9 @@ class CachedSession(ABC):
             span = slice(start, start + _CHUNK)
             pieces = {r: _cut(f, span) for r, f in waiting.items() if len(f.tokens) > start}
             counts = [len(pieces[r].tokens) if r in pieces else 0 for r in range(self.cache.rows)]
-            placement = self.cache.place([causal_block(n) if n else None for n in counts])
+            more = {r for r in pieces if len(waiting[r].tokens) <= start + _CHUNK}
+            blocks = [n + self.ahead * (row in more) for row, n in enumerate(counts)]
+            placement = self.cache.place([causal_block(n) if n else None for n in blocks])
             ends = torch.tensor([n for n in counts if n]).cumsum(0) - 1
             self.encode(_joined(list(pieces.values())), placement, ends, list(pieces))
             self.cache.advance(counts)

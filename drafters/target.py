@@ -18,10 +18,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from drafters.base import Features, TargetOutput
-from drafters.cache import Block, KVCache, Placement
+from drafters.cache import KVCache
 from drafters.errors import UserError
 from drafters.lean import LeanModel, window_of
 from drafters.linear import FrozenLinear
+from drafters.placement import Block, Placement, causal_block
 from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
 from drafters.shape import TargetShape
@@ -389,11 +390,6 @@ class Target:
                 f"target {self.name} would be served wrongly: {difference}; the engine has no form "
                 "for what this model does, give another"
             )
-
-
-def causal_block(length: int) -> Block:
-    """Return the block of a row's next `length` tokens, each seeing those before it."""
-    return Block(torch.arange(length), causal(length))
 
 
 def _joined(chunks: list[TargetOutput]) -> TargetOutput:

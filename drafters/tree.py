@@ -150,16 +150,23 @@ class TokenTree:
         """Return the tree without nodes deeper than `depth`: a cut that looks at no token."""
         if int(self.depth[-1]) <= depth and int(self.depth.max()) <= depth:
             return self
-        keep = (self.depth <= depth).nonzero().squeeze(-1)
-        place = torch.full((len(self),), -1)
-        place[keep] = torch.arange(len(keep))
-        parent = self.parent[keep]
-        parent = torch.where(parent < 0, parent, place[parent.clamp_min(0)])
-        laws = self.laws
+        return self.keep((self.depth <= depth).nonzero().squeeze(-1).tolist())
+
+    def keep(self, nodes: Sequence[int]) -> "TokenTree":
+        """Return the tree of these nodes: ascending, the root and every node's parent among them.
+
+        >>> TokenTree.from_paths(0, [[1, 2], [3]]).keep([0, 3]).token_list
+        [0, 3]
+        """
+        if len(nodes) == len(self):
+            return self
+        place = {node: number for number, node in enumerate(nodes)}
+        parent = torch.tensor([-1, *(place[self.parent_list[node]] for node in nodes[1:])])
+        index, laws = torch.tensor(nodes), self.laws
         if laws is not None:
-            laws = Laws(laws.probs, laws.ids, laws.of[keep[1:] - 1])
-        confidence = None if self.confidence is None else self.confidence[keep]
-        return TokenTree(self.tokens[keep], parent, laws, confidence)
+            laws = Laws(laws.probs, laws.ids, laws.of[index[1:] - 1])
+        confidence = None if self.confidence is None else self.confidence[index]
+        return TokenTree(self.tokens[index], parent, laws, confidence)
 
     def check(self) -> None:
         """Raise ValueError if the numbering breaks the contract of this class.

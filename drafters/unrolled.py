@@ -1,4 +1,4 @@
-"""Attention of the training-time test: a drafter trained on its own guesses, all tokens at once.
+"""The training-time test: a drafter trained on its own guesses, all tokens at once.
 
 At step 0 a token reads earlier tokens of its document. At step j it reads the same keys and, beside
 them, the keys that it made itself at steps 1..j: the mask [causal | I | .. | I], which is what a
@@ -7,9 +7,17 @@ plain causality is all the mask there is, and no [T, T] matrix exists.
 Source: EAGLE-3 (Li et al. 2025, section 3.2).
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from drafters.alignment import useful_slots
+from drafters.base import Batch
+from drafters.layers import Rotary
+from drafters.recurrent import Recurrence
+from drafters.target import Target
 
 _ALIGNED = 8  # channels that fused kernels of accelerators want head widths to be a multiple of
 
@@ -65,11 +73,20 @@ class UnrolledAttention:
         self.documents = documents
         self.slots: Tensor | None = None
         self.first: tuple[Tensor, Tensor] | None = None
-        self.own: list[tuple[Tensor, Tensor]] = []
+        self.own: list[tuple[Tensor, ...]] = []  # keys and values of steps 1, 2, ..
 
-    def narrow(self, slots: Tensor) -> None:
-        """Go on with the tokens `slots` [B, T'], all different in a row, from step 1 on."""
-        self.slots = slots
+    def narrow(self, places: Tensor) -> None:
+        """Go on with some tokens, from step 1 on.
+
+        Args:
+            places: [B, T'] among the tokens that went on so far, all different in a row.
+        """
+        self.slots = places if self.slots is None else self.slots.gather(1, places)
+        index = places[..., None, None]
+        self.own = [
+            tuple(x.gather(1, index.expand(-1, -1, *x.shape[2:])) for x in pair)
+            for pair in self.own
+        ]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend at the next step.
@@ -130,6 +147,42 @@ class UnrolledAttention:
         if self.slots is None:
             return x
         return x.gather(1, self.slots[..., None, None].expand(-1, -1, *x.shape[2:]))
+
+
+def unroll(
+    maps: Recurrence, rotary: Rotary, batch: Batch, target: Target, state: Tensor, steps: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Advance every slot on true tokens and the drafter's own states; gradients flow through all.
+
+    Slot i at step s carries token i + s + 1 at rotary position i + s, and predicts position
+    i + s + 1. From step 1 on, slots without a supervised label are left out.
+
+    Args:
+        maps: of the drafter.
+        rotary: its phases.
+        batch: whose tokens are fed.
+        target: gives embeddings.
+        state: [B, T, D] the true features.
+        steps: how many.
+
+    Yields:
+        Of every step the slots [B, T'] and their states after it [B, T', D].
+    """
+    rows, length = batch.ids.shape
+    documents = Documents(batch.document)
+    attention = [UnrolledAttention(documents) for _ in maps.layers]
+    slots = torch.arange(length, device=batch.ids.device).expand(rows, length)
+    for step in range(steps):
+        if step == 1:
+            slots = useful_slots(batch, range(1, steps))
+            state = state.gather(1, slots[..., None].expand(-1, -1, state.shape[-1]))
+            for layer in attention:
+                layer.narrow(slots)
+        tokens = batch.ids.gather(1, (slots + step + 1).clamp_max(length - 1))
+        phases = rotary(batch.position.gather(1, slots) + step, state.dtype)
+        embedding = target.embed(tokens).to(state.dtype)
+        state = maps.advance(state, embedding, phases, attention)
+        yield slots, state
 
 
 def _causal(query: Tensor, keys: Tensor, values: Tensor, dim: int) -> Tensor:

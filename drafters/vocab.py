@@ -58,6 +58,23 @@ def coverage(counts: Tensor, ids: Tensor) -> float:
     return int(counts[ids].sum()) / total
 
 
+def place_of(tokens: Tensor, ids: Tensor | None, size: int) -> Tensor:
+    """Return the tokens' places [...] among the ids [K] ascending; K where they are not kept.
+
+    Args:
+        tokens: [...] int64 of the target's vocabulary.
+        ids: the kept ones; None: all, in which case a token is its own place.
+        size: K.
+
+    >>> place_of(torch.tensor([4, 5, 9]), torch.tensor([1, 4, 9]), 3).tolist()
+    [1, 3, 2]
+    """
+    if ids is None:
+        return tokens
+    place = torch.searchsorted(ids, tokens).clamp_max(size - 1)
+    return place.where(ids[place] == tokens, size)
+
+
 class DraftVocabulary(nn.Module):
     """The ids that a drafter's logits stand for, saved with its weights.
 
@@ -84,6 +101,10 @@ class DraftVocabulary(nn.Module):
     def __len__(self) -> int:
         """Return the width of the logits."""
         return self.size or self.vocab_size
+
+    def place(self, tokens: Tensor) -> Tensor:
+        """Return the tokens' places among the kept ids; their number where they are not kept."""
+        return place_of(tokens, self.ids, len(self))
 
     def keep(self, ids: Tensor) -> None:
         """Set the ids [K] int64; before the drafter's head is started from the target's rows.

@@ -4,20 +4,16 @@ This is no resume: optimizer, schedule and data order start afresh, and the draf
 another family or other options than the one it starts from.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from drafters.base import NeuralDrafter
-from drafters.checkpoint import CONFIG, WEIGHTS
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
+from drafters.stored import StoredDrafter
 from drafters.target import Target
 
 _IDS = "vocabulary.ids"
@@ -46,16 +42,14 @@ class WarmStart:
         Raises:
             UserError: if it is none.
         """
-        place = Path(folder)
         try:
-            config: dict[str, Any] = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-            tensors = load_file(place / WEIGHTS)
-            return cls(place, config["drafter"], tensors, Fingerprint(**config["target"]))
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            stored = StoredDrafter.read(folder)
+            stored.shapes()  # refuses what cannot be read
+        except UserError as error:
             raise UserError(
-                f"warm_start {folder}: not a folder that training wrote ({error}); give one with "
-                f"{CONFIG} and {WEIGHTS}"
+                f"warm_start {folder}: not a folder that training wrote ({error})"
             ) from error
+        return cls(stored.folder, stored.family, stored.tensors(), stored.made_for)
 
     def ids(self, size: int) -> Tensor | None:
         """Return its draft vocabulary if it has this size."""

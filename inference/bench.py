@@ -8,8 +8,9 @@ are made once, before the clock runs. What the numbers mean is inference/summary
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from statistics import median
+from typing import Any
 
-from drafters.base import Drafter
+from drafters.base import Account, Drafter, JointSession
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
@@ -146,13 +147,13 @@ def measure(
         prompts: of which the first turn is answered.
         settings: how to run.
         advance: called after every step, `steps` times.
-        peers: other libraries' decoding; with one row only.
+        peers: other libraries' decoding.
 
     Raises:
-        UserError: if a prompt cannot be served, or peers meet several rows; before any model work.
+        UserError: if a prompt or so many rows cannot be served; before any model work.
     """
-    if peers and settings.rows > 1:
-        raise UserError(f"peers answer one prompt at a time, rows is {settings.rows}: give 1")
+    for peer in peers:
+        peer.check_rows(settings.rows)
     ids = first_turn_ids(target, prompts)
     _check_lengths(target, prompts, ids)
     baseline = Contender(BASELINE, load_drafter(BASELINE, target), Chain(1))
@@ -164,7 +165,7 @@ def measure(
         _warm_up(decoder, ids, settings)
         advance()
     for peer in peers:
-        peer.decode(target, ids[0], _WARMUP_TOKENS, settings.warp, settings.seed)
+        peer.decode(target, ids[:1], _WARMUP_TOKENS, settings.warp, settings.seed)
         advance()
     meter = CostMeter(target, context, rows=rows, sizes=_sizes(drafters))
     for turn, group, samples in _turns(len(ids), settings):
@@ -173,9 +174,9 @@ def measure(
             race[index].passes.append(_decode(decoders[index], ids, group, settings, turn))
             advance()
         for peer in peers:
-            for prompt in group:
-                most, seed = settings.max_new_tokens, settings.seed + turn[0]
-                peer.take(prompt, peer.decode(target, ids[prompt], most, settings.warp, seed))
+            questions = [ids[prompt] for prompt in group]
+            most, seed = settings.max_new_tokens, settings.seed + turn[0]
+            peer.take(group, peer.decode(target, questions, most, settings.warp, seed))
             advance()
         for _ in range(samples):
             meter.sample()
@@ -232,7 +233,7 @@ def _decode(
     turn: tuple[int, int],
 ) -> Pass:
     """Decode one batch of prompts; `turn` is its repeat and its number."""
-    before = replace(decoder.clock)
+    before, accounts = replace(decoder.clock), _accounts(decoder)
     repeat, number = turn
     requests = {
         row: Request(
@@ -254,8 +255,20 @@ def _decode(
             full_rounds.append(seconds)
     for row in requests:
         decoder.release(row)
-    clock = Clock(*(a - b for a, b in zip(astuple(decoder.clock), astuple(before), strict=True)))
-    return Pass(repeat, number, group, [output.done() for output in outputs], clock, full_rounds)
+    clock = Clock(*_difference(decoder.clock, before))
+    done = [output.done() for output in outputs]
+    pairs = zip(_accounts(decoder), accounts, strict=True)
+    spent = [Account(*_difference(after, start)) for after, start in pairs]
+    return Pass(repeat, number, group, done, clock, full_rounds, spent)
+
+
+def _accounts(decoder: Decoder) -> list[Account]:
+    session = decoder.session
+    return [replace(one) for one in session.accounts] if isinstance(session, JointSession) else []
+
+
+def _difference(after: Clock | Account, before: Clock | Account) -> list[Any]:
+    return [a - b for a, b in zip(astuple(after), astuple(before), strict=True)]
 
 
 def _check_lengths(target: Target, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:

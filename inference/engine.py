@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from drafters.base import Commit, Drafter, TargetOutput
+from drafters.base import Commit, Drafter, ReadsCache, TargetOutput
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.laws import Laws
@@ -111,6 +111,8 @@ class Decoder:
         self.cache = target.new_cache(rows, self.capacity + growth.nodes + 1)
         self.growth = growth.start(rows)
         self.session = drafter.start(target, self.growth, rows, self.capacity + growth.nodes + 1)
+        if isinstance(self.session, ReadsCache):
+            self.session.read(self.cache)
         self.rows: list[Row | None] = [None] * rows
         self.clock = Clock()
 

@@ -5,7 +5,6 @@ number alone, not on which rows run beside it.
 """
 
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference.costs import Load
 from inference.engine import Clock, Decoder, Request
+from inference.feed import Feed
 from inference.modes import tree_mode
 from inference.pricing import priced
 from inference.stop import Stop
@@ -157,8 +157,7 @@ class Generation:
             verify=verify,
         )
         self.outputs = [Output() for _ in self.prompts]
-        self._waiting = deque(range(len(self.prompts)))
-        self._serves: list[int | None] = [None] * len(self.decoder.rows)
+        self._feed = Feed(self.decoder, [self._request(n) for n in range(len(self.prompts))])
 
     @property
     def clock(self) -> Clock:
@@ -167,10 +166,11 @@ class Generation:
 
     def __iter__(self) -> Iterator[tuple[int, Commit]]:
         """Yield (number of the prompt, commit) as commits come."""
-        while self._waiting or self.decoder.running:
-            yield from self._take(self._admit())
-            if self.decoder.running:
-                yield from self._take(self.decoder.round())
+        for number, commit in self._feed:
+            self.outputs[number].add(commit)
+            if self.sampling.scores:
+                self.outputs[number].scores += _scores(commit)
+            yield number, commit
 
     def run(self) -> list[Output]:
         """Decode to the end; outputs in the order of the prompts, with their texts."""
@@ -181,34 +181,9 @@ class Generation:
                 output.text = self.target.tokenizer.decode(output.ids, skip_special_tokens=True)
         return self.outputs
 
-    def _admit(self) -> list[Commit | None]:
-        """Give free rows to waiting prompts."""
-        requests = {}
-        running = set(self.decoder.running)
-        for row in range(len(self._serves)):
-            if not self._waiting:
-                break
-            if row in running:
-                continue
-            self.decoder.release(row)
-            number = self._waiting.popleft()
-            self._serves[row] = number
-            requests[row] = Request(
-                self.prompts[number],
-                self.sampling.max_new_tokens,
-                RowRandom(self.sampling.seed, number),
-            )
-        return self.decoder.admit(requests) if requests else []
-
-    def _take(self, commits: Sequence[Commit | None]) -> Iterator[tuple[int, Commit]]:
-        for row, commit in enumerate(commits):
-            number = self._serves[row]
-            if commit is None or number is None:
-                continue
-            self.outputs[number].add(commit)
-            if self.sampling.scores:
-                self.outputs[number].scores += _scores(commit)
-            yield number, commit
+    def _request(self, number: int) -> Request:
+        coins = RowRandom(self.sampling.seed, number)
+        return Request(self.prompts[number], self.sampling.max_new_tokens, coins)
 
 
 def stream(

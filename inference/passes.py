@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from drafters.base import Commit
+from drafters.base import Account, Commit
 from inference.engine import Clock
 from inference.modes import tree_mode
 from inference.stats import Round, looped
@@ -30,6 +30,7 @@ class Pass:
         outputs: one a prompt.
         clock: seconds by phase, prefill apart, and rounds.
         full_rounds: seconds of the rounds in which no row had ended yet.
+        accounts: of a joint drafter's members, in this pass.
     """
 
     repeat: int
@@ -38,6 +39,7 @@ class Pass:
     outputs: list[Decoded]
     clock: Clock
     full_rounds: list[float]
+    accounts: list[Account] = field(default_factory=list[Account])
 
 
 @dataclass

@@ -21,7 +21,7 @@ LOOKUP_TOKENS = 10  # what transformers' documentation drafts from the prompt
 
 @dataclass(frozen=True)
 class PeerOutput:
-    """What one prompt got.
+    """What one prompt got; prompts that were answered together share the time evenly.
 
     Args:
         ids: new tokens.
@@ -72,17 +72,25 @@ class Peer:
             raise UserError(f"assistant {folder}: {reason}") from error
         return cls(text, {"assistant_model": model.eval()})
 
+    def check_rows(self, rows: int) -> None:
+        """Raise UserError if so many prompts cannot be answered together."""
+        if rows > 1 and self.options:
+            raise UserError(
+                f"peer {self.name} answers one prompt at a time and rows is {rows}: give 1, or "
+                "the peer hf"
+            )
+
     def decode(
-        self, target: Target, prompt: Sequence[int], most: int, warp: Warp, seed: int
-    ) -> PeerOutput:
-        """Answer one prompt with at most so many new tokens."""
-        ids = torch.tensor([list(prompt)], device=target.device)
+        self, target: Target, prompts: Sequence[Sequence[int]], most: int, warp: Warp, seed: int
+    ) -> list[PeerOutput]:
+        """Answer prompts together, with at most so many new tokens each."""
+        ids, mask = _left_padded(prompts)
         clock = _Clock()
         torch.manual_seed(seed)
         start = time.perf_counter()
         found = target.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+            ids.to(target.device),
+            attention_mask=mask.to(target.device),
             max_new_tokens=most,
             pad_token_id=next(iter(sorted(target.eos_ids)), 0),
             stopping_criteria=[clock],
@@ -90,14 +98,30 @@ class Peer:
             **self.options,
         )
         total = time.perf_counter() - start
-        new = found[0, ids.shape[1] :].tolist()
         first_length, first_time = clock.first
-        decoded = len(prompt) + len(new) - first_length
-        return PeerOutput(new, decoded, clock.last - first_time, total)
+        rows = len(prompts)
+        outputs: list[PeerOutput] = []
+        for new in found[:, ids.shape[1] :].tolist():
+            ends = (place for place, token in enumerate(new, 1) if token in target.eos_ids)
+            kept = new[: next(ends, len(new))]
+            decoded = ids.shape[1] + len(kept) - first_length
+            outputs.append(
+                PeerOutput(kept, decoded, (clock.last - first_time) / rows, total / rows)
+            )
+        return outputs
 
-    def take(self, prompt: int, output: PeerOutput) -> None:
-        """Keep what a prompt got."""
-        self.outputs.setdefault(prompt, []).append(output)
+    def take(self, prompts: Sequence[int], outputs: Sequence[PeerOutput]) -> None:
+        """Keep what prompts got."""
+        for prompt, output in zip(prompts, outputs, strict=True):
+            self.outputs.setdefault(prompt, []).append(output)
+
+
+def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and attention mask [R, T] of prompts that end together."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 class _Clock(StoppingCriteria):

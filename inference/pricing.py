@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from drafters.base import Drafter
+from drafters.base import Drafter, JointDrafter
 from drafters.growth import CostAware, Growth, Prices
 from drafters.sampling import Warp
 from drafters.target import Target
@@ -17,7 +17,8 @@ _SAMPLES = 7
 def priced(growth: Growth, target: Target, drafter: Drafter, load: Load, warp: Warp) -> Growth:
     """Return the growth with the prices that it needs; one that needs none as it is.
 
-    Costs are read from the store, or measured (a few seconds) and kept there.
+    Costs are read from the store, or measured (a few seconds) and kept there. A joint drafter's
+    members have prices of their own, so that each can rest while the others draft.
 
     Args:
         growth: from a spec.
@@ -28,11 +29,17 @@ def priced(growth: Growth, target: Target, drafter: Drafter, load: Load, warp: W
     """
     if not isinstance(growth, CostAware):
         return growth
+    members = drafter.members if isinstance(drafter, JointDrafter) else ()
+    own, *others = [_prices(growth, target, one, load, warp) for one in (drafter, *members)]
+    return growth.priced(own, others)
+
+
+def _prices(growth: CostAware, target: Target, drafter: Drafter, load: Load, warp: Warp) -> Prices:
     key, store = cost_key(drafter, growth, warp), CostStore(target, warp)
     table = store.load()
     if table is None or not table.covers(key, growth.expanded, load.rows):
         table = store.add(_measured(growth, target, drafter, key, load, warp))
-    return growth.priced(table.prices(key, growth.expanded, load))
+    return table.prices(key, growth.expanded, load)
 
 
 def _measured(

@@ -5,7 +5,7 @@ alone. Instruct targets read a chat through their template, base targets the tex
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,12 +95,15 @@ def has_template(target: Target) -> bool:
     return target.tokenizer is not None and bool(target.tokenizer.chat_template)
 
 
-def chat_ids(target: Target, messages: Sequence[dict[str, str]]) -> list[int]:
+def chat_ids(
+    target: Target, messages: Sequence[dict[str, str]], options: Mapping[str, Any] | None = None
+) -> list[int]:
     """Return the ids of a chat, up to where the assistant's answer begins.
 
     Args:
         target: whose template is used.
         messages: `{"role": ..., "content": ...}`, the last one the user's.
+        options: what the template is given, such as {"enable_thinking": False}.
 
     Raises:
         UserError: if the target has no template, or its template refuses the chat.
@@ -109,7 +112,7 @@ def chat_ids(target: Target, messages: Sequence[dict[str, str]]) -> list[int]:
         raise UserError(f"{target.name} has no chat template: give the text raw, without roles")
     try:
         text = target.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+            list(messages), tokenize=False, add_generation_prompt=True, **(options or {})
         )
     except TemplateError as error:
         raise UserError(f"the chat template of {target.name} refuses the chat: {error}") from error
@@ -131,8 +134,10 @@ def text_ids(target: Target, text: str) -> list[int]:
     return ids
 
 
-def first_turn_ids(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:
+def first_turn_ids(
+    target: Target, prompts: Sequence[Prompt], options: Mapping[str, Any] | None = None
+) -> list[list[int]]:
     """Return the ids of every prompt's first turn, through the chat template if there is one."""
     if not has_template(target):
         return [text_ids(target, prompt.turns[0]) for prompt in prompts]
-    return [chat_ids(target, [{"role": "user", "content": p.turns[0]}]) for p in prompts]
+    return [chat_ids(target, [{"role": "user", "content": p.turns[0]}], options) for p in prompts]

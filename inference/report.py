@@ -74,6 +74,8 @@ def table(result: Mapping[str, Any]) -> Table:
     found.add_row("none", "", "1.00", "", "1.00", *[""] * 6, looped, "1.00")
     for one in result["drafters"]:
         found.add_row(*_row(one, settings["prompts"], _label(one, result["drafters"])))
+        for member in one["members"]:
+            found.add_row(*_member_row(member))
     return found
 
 
@@ -131,6 +133,15 @@ def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
     ]
 
 
+def _member_row(member: Mapping[str, Any]) -> list[str]:
+    """Return what a part of a joint drafter would have got alone, and the time that it took."""
+    row = dict.fromkeys(("drafter", "shape", *_HEADINGS), "")
+    alone = 1 + member["accepted"] / member["rounds"] if member["rounds"] else None
+    row |= {"drafter": f"  {member['method']}", "shape": "alone, in the same rounds"}
+    row |= {"tau": _number(alone), "time": _percent(member["time_share"])}
+    return list(row.values())
+
+
 def _drawn(one: Mapping[str, Any]) -> str:
     """Return how sampled drafts were judged; argmax and top-k go without saying."""
     return f" sampled {one['verify_mode']}" if one["draft_mode"] == "sampled" else ""
@@ -138,9 +149,14 @@ def _drawn(one: Mapping[str, Any]) -> str:
 
 def _label(one: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """Return the method, with the folder where several of one method run."""
-    folders = {other["checkpoint"] for other in others if other["method"] == one["method"]}
-    name = one["method"] if len(folders) == 1 else f"{one['method']} {one['checkpoint']}"
+    method, names = _method(one), [_method(other) for other in others]
+    folders = {o["checkpoint"] for o, name in zip(others, names, strict=True) if name == method}
+    name = method if len(folders) == 1 else f"{method} {one['checkpoint']}"
     return name if one["lossless"] else f"{name} LOSSY"
+
+
+def _method(one: Mapping[str, Any]) -> str:
+    return "+".join(member["method"] for member in one["members"]) or one["method"]
 
 
 def _caption(result: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 `D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=static,tree=FILE`,
 `D:growth=dynamic,nodes=8`, `D:growth=cost_aware`, `draft=sampled`, `verify=traversal`. D is a
 drafter's folder, or the name of one without weights, whose own options stand beside the others, or
-of one whose weights the target ships.
+of one whose weights the target ships. `A+B:growth=dynamic,nodes=8` drafts with both in one tree of
+that shape; `A:longest=5+B` gives a part an option of its own.
 """
 
 from collections.abc import Mapping
@@ -11,12 +12,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from drafters.base import Drafter
-from drafters.checkpoint import load_drafter
+from drafters.base import Drafter, NeuralDrafter
+from drafters.checkpoint import load_drafter, parts_of
 from drafters.errors import UserError
 from drafters.growth import POLICIES, Growth, ShapeValue, build_growth
 from drafters.growth.ranks import read_paths
-from drafters.registry import build_drafter
+from drafters.registry import build_drafter, joined
 from drafters.target import Target
 from inference.modes import resolve
 
@@ -27,12 +28,13 @@ class Spec:
 
     Args:
         text: as it was given.
-        drafter: a folder, or the name of a drafter without weights.
+        drafter: a folder, or the name of a drafter without weights; several joined by +, all but
+            the last with their options.
         growth: the shape of its trees.
         growth_name: what the shape is called.
         growth_options: what was given for it.
         verify: name of the verifier.
-        options: of a drafter without weights.
+        options: of a drafter without weights, the last one of several.
     """
 
     text: str
@@ -54,10 +56,11 @@ class Spec:
             UserError: on a part that is not key=value, a growth or verifier that does not exist, a
                 verifier that may not judge what the growth drafts.
         """
-        drafter, colon, rest = text.partition(":")
-        if not drafter or (colon and not rest):
-            raise UserError(f"drafter {text!r}: give D or D:key=value,key=value")
-        given = _pairs(text, rest) if rest else {}
+        *others, last = parts_of(text)
+        name, given = _split(text, last)
+        for other in others:
+            _check_part(text, other)
+        drafter = "+".join([*others, name])
         growth_name, verify = given.pop("growth", "chain"), given.pop("verify", None)
         shape: dict[str, ShapeValue] = {}
         for key in [key for key in given if key in _shape_options()]:
@@ -74,13 +77,47 @@ class Spec:
         Raises:
             UserError: if there is none, it was made for another target, or an option is unknown.
         """
-        drafter = load_drafter(self.drafter, target)
-        if not self.options:
-            return drafter
-        if Path(self.drafter).is_dir():
-            first = next(iter(self.options))
-            raise UserError(f"drafter {self.text!r} has no option {first!r}{_hint(first)}")
-        return build_drafter(self.drafter, self.options, target.shape)
+        *others, last = parts_of(self.drafter)
+        parts = [_load(other, *_split_plain(self.text, other), target) for other in others]
+        return joined([*parts, _load(self.text, last, self.options, target)])
+
+    @property
+    def folders(self) -> list[Path]:
+        """Return the folders among its drafters."""
+        names = [part.partition(":")[0] for part in parts_of(self.drafter)]
+        return [Path(name) for name in names if Path(name).is_dir()]
+
+
+def _load(text: str, name: str, options: Mapping[str, object], target: Target) -> Drafter:
+    drafter = load_drafter(name, target)
+    if not options:
+        return drafter
+    if Path(name).is_dir() or isinstance(drafter, NeuralDrafter):
+        first = next(iter(options))
+        raise UserError(f"drafter {text!r} has no option {first!r}{_hint(first)}")
+    return build_drafter(name, options, target.shape)
+
+
+def _split(text: str, part: str) -> tuple[str, dict[str, str]]:
+    """Return a part's name and what is given for it."""
+    name, colon, rest = part.partition(":")
+    if not name or (colon and not rest):
+        raise UserError(f"drafter {text!r}: give D or D:key=value,key=value")
+    return name, _pairs(text, rest) if rest else {}
+
+
+def _split_plain(text: str, part: str) -> tuple[str, dict[str, object]]:
+    name, given = _split(text, part)
+    return name, {key: _plain(value) for key, value in given.items()}
+
+
+def _check_part(text: str, part: str) -> None:
+    shape = sorted({"growth", "verify", *_shape_options()} & set(_split(text, part)[1]))
+    if shape:
+        raise UserError(
+            f"drafter {text!r}: {shape[0]} stands before the last +: give the shape of the whole "
+            "tree behind the last drafter"
+        )
 
 
 def _shape_value(text: str, key: str, value: str) -> ShapeValue:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from drafters.base import Drafter, JointDrafter
 from drafters.growth import CostAware
 from inference.bench import Contender, Measurement
 from inference.compare import Difference, compare
@@ -108,6 +109,7 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         **_costs(measured, contender, own, plain),
         "forecast_speedup": _forecast(measured, contender, own),
         "time_share": own.time_share,
+        "members": _members(contender.drafter, own),
         **_outputs(measured, own, plain),
         "looped_share": own.looped_share(),
         "without_loops": _part(own, plain, without_loops),
@@ -121,12 +123,12 @@ def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
     assert spec is not None
     shape = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
     asked = shape.pop("draft")
-    checkpoint = spec.drafter if Path(spec.drafter).is_dir() else None
+    folders = spec.folders
     return {
         "name": contender.name,
         "method": drafter.name,
-        "checkpoint": checkpoint,
-        "parameters": _stored_values(Path(checkpoint)) if checkpoint else 0,
+        "checkpoint": "+".join(map(str, folders)) or None,
+        "parameters": sum(_stored_values(folder) for folder in folders),
         "growth": spec.growth_name,
         "draft_mode": " and ".join(sorted(own.draft_modes)) or asked,
         "verify_mode": shown(spec.verify),
@@ -135,6 +137,20 @@ def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
         "depth": contender.growth.depth,
         "nodes": contender.growth.nodes,
     }
+
+
+def _members(drafter: Drafter, own: Tally) -> list[dict[str, Any]]:
+    """Return what each part of a joint drafter cost and was worth; empty for others."""
+    if not isinstance(drafter, JointDrafter):
+        return []
+    return [
+        {
+            "method": member.name,
+            "time_share": account.seconds / own.seconds if own.seconds else None,
+            **asdict(account),
+        }
+        for member, account in zip(drafter.members, own.accounts(), strict=True)
+    ]
 
 
 def _stored_values(folder: Path) -> int:
@@ -252,8 +268,13 @@ def _part(own: Tally, plain: Tally, inside: Keep) -> dict[str, Any]:
 def _peer(measured: Measurement, peer: Peer, plain: Tally) -> dict[str, Any]:
     """Return what another library's decoding does, and what ours does over it."""
     numbers = range(len(measured.ids))
-    decode = _decoding(peer, numbers)
-    whole = [_sum(Work(len(o.ids), o.total_seconds) for o in peer.outputs[n]) for n in numbers]
+    rows = measured.settings.rows
+    batches = [numbers[start : start + rows] for start in range(0, len(numbers), rows)]
+    decode = _decoding(peer, batches)
+    whole = [
+        _sum(Work(len(o.ids), o.total_seconds) for n in batch for o in peer.outputs[n])
+        for batch in batches
+    ]
     alone = measured.peers[0]
     found = {
         "name": peer.name,
@@ -265,15 +286,18 @@ def _peer(measured: Measurement, peer: Peer, plain: Tally) -> dict[str, Any]:
         "identical": None,
     }
     if alone.name == "hf" and peer is not alone:
-        found["over_hf"] = _pair(speedup(decode, _decoding(alone, numbers)))
+        found["over_hf"] = _pair(speedup(decode, _decoding(alone, batches)))
     if measured.settings.warp.greedy:
         same = [plain.outputs(n)[0] == peer.outputs[n][0].ids for n in numbers]
         found["identical"] = sum(same)
     return found
 
 
-def _decoding(peer: Peer, numbers: Iterable[int]) -> list[Work]:
-    return [_sum(Work(o.decoded, o.seconds) for o in peer.outputs[n]) for n in numbers]
+def _decoding(peer: Peer, batches: Iterable[Sequence[int]]) -> list[Work]:
+    return [
+        _sum(Work(o.decoded, o.seconds) for n in batch for o in peer.outputs[n])
+        for batch in batches
+    ]
 
 
 def _sum(parts: Iterable[Work]) -> Work:

@@ -1,8 +1,9 @@
 """Tally: one contender's passes, flattened and added up."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
+from drafters.base import Account
 from inference.bench import Contender
 from inference.passes import Decoded
 from inference.stats import Acceptance, Estimate, Round, Work, acceptance, looped, rate, speedup
@@ -72,6 +73,11 @@ class Tally:
             name: seconds / self.seconds if self.rounds else None
             for name, seconds in self.phases.items()
         }
+
+    def accounts(self) -> list[Account]:
+        """Return what every member of a joint drafter did; empty for others."""
+        table = [[astuple(one) for one in each.accounts] for each in self.passes]
+        return [Account(*map(sum, zip(*parts, strict=True))) for parts in zip(*table, strict=True)]
 
     def acceptance(self, keep: Keep = everything) -> Acceptance:
         """Count the rounds that are kept."""

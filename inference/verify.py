@@ -104,19 +104,20 @@ def block(p: Laws, tree: TokenTree, coin: Coin) -> Verdict:
 
     Args:
         p: as for `lossless`.
-        tree: a chain; one of point masses gains nothing and is judged by `lossless`.
+        tree: one that branches is judged by `traversal`, the same rule with siblings; a chain of
+            point masses gains nothing and is judged by `lossless`.
         coin: where randomness comes from.
 
     Raises:
-        ValueError: if p has not one law per node, or the tree branches.
+        ValueError: if p has not one law per node.
 
     Source: Sun et al. 2025, Block verification accelerates speculative decoding, Alg. 2.
     """
     _check(p, tree)
-    if not tree.is_chain:
-        raise ValueError(f"block judges chains, and the parents are {tree.parent_list}")
     if tree.laws is None:
         return lossless(p, tree, coin)
+    if not tree.is_chain:
+        return traversal(p, tree, coin)
     arrivals: list[Any] = [1]
     for node in range(1, len(tree)):
         arrivals.append(_arrival(arrivals[-1], p.law(node - 1), tree, node))

@@ -6,9 +6,11 @@
     python scripts/make_chats.py --target $T --out runs/answers --prompts questions.jsonl
     python scripts/make_chats.py --target BASE --out runs/texts --texts lines.txt
     python scripts/make_chats.py --target $T --out /tmp/chats --chats 8 --max-new-tokens 32
+    python scripts/make_chats.py --target $T --out runs/chats --tokens 300000 --features 1,14,28
 
 The same command goes on where a killed one stopped. What is dropped, and why, is counted in
-manifest.json.
+manifest.json. With --features the states that the target went through are kept in OUT/features:
+training with features.store=OUT/features then never runs it again.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.target import Target
 from inference.machine import machine, versions
+from training.batches import documents
 from training.chat_settings import ChatSettings
 from training.chats import RULES, ChatMaker
+from training.feature_store import FeatureStore, Kind
 from training.shards import CHATS, Goal, ShardFolder
 from training.sources import Source, given_prompts, given_texts, self_chat
+
+FEATURES = "features"  # folder beside the chats
 
 cli = app("Let a target write the chats that drafters learn from.")
 
@@ -82,6 +88,13 @@ def make_chats(
     seed: Annotated[int, typer.Option(help="Chat i depends on the seed and i alone.")] = 0,
     rows: Annotated[int, typer.Option(help="Chats decoded together.")] = 64,
     shard: Annotated[int, typer.Option(help="Chats that a kill can cost at most.")] = 256,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep the target's states in OUT/features, in bfloat16: layers such as 1,14,28, "
+            "or last; the last state is always kept."
+        ),
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     threads: Annotated[int | None, typer.Option(help="Of the CPU; default: torch's own.")] = None,
 ) -> None:
@@ -107,9 +120,15 @@ def make_chats(
     )
     rows, most = _positive("rows", rows), _positive("shard", shard)
     writer = Target.load(target, dtype=dtype.value)
+    layers = None if features is None else _layers(features, writer.shape.num_layers)
+    store = None
+    if layers is not None:
+        store = FeatureStore(out / FEATURES, Kind.of(writer, layers, "bfloat16"))
+        # prompts are not known yet
+        store.check_room((goal.tokens or 0) * store.kind.token_bytes)
     with progress() as bars:
         meter = Meter(bars, goal)
-        maker = ChatMaker(writer, source, settings, rows=rows, tick=meter.tick)
+        maker = ChatMaker(writer, source, settings, rows=rows, tick=meter.tick, layers=layers)
         made_by = {
             "target": Fingerprint.of(writer).to_dict(),
             "dtype": dtype.value,
@@ -118,9 +137,11 @@ def make_chats(
             "goal": {"tokens": tokens, "chats": chats},
             "shard": most,
         }
+        if layers is not None:
+            made_by["features"] = layers
         folder = ShardFolder(out, made_by)
         if not folder.done:
-            _fill(folder, maker, goal, most, meter)
+            _fill(folder, maker, goal, most, meter, store)
     if folder.done:
         note(f"{out / CHATS} is there already, made by these settings")
     else:
@@ -151,7 +172,14 @@ class Meter:
         self.bars.update(self.task, completed=supervised if self.by_tokens else chats)
 
 
-def _fill(folder: ShardFolder, maker: ChatMaker, goal: Goal, most: int, meter: Meter) -> None:
+def _fill(
+    folder: ShardFolder,
+    maker: ChatMaker,
+    goal: Goal,
+    most: int,
+    meter: Meter,
+    store: FeatureStore | None,
+) -> None:
     """Make and store shards until there is enough."""
     tally = folder.tally()
     if tally.made:
@@ -159,6 +187,11 @@ def _fill(folder: ShardFolder, maker: ChatMaker, goal: Goal, most: int, meter: M
     while size := tally.next_size(goal, most):
         meter.reach(tally.supervised, tally.kept)
         shard = maker.make(tally.made, size, tally.keys)
+        if store is not None:
+            # before the chats: a kill in between leaves states that are found when they come again
+            for example, states in shard.states:
+                store.add(next(documents([example])), states)
+            store.flush()
         tally.add(folder.add(shard))
         _speak(shard.seconds, shard.tokens, tally.kept, tally.supervised)
         if not tally.kept:
@@ -204,6 +237,19 @@ def _temperatures(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UserError(f"--temperatures is {text!r}: give numbers such as 0,0.7") from None
+
+
+def _layers(text: str, count: int) -> tuple[int, ...]:
+    """Read the layers whose outputs are kept."""
+    try:
+        layers = () if text == "last" else tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        layers = (-1,)
+    if layers and not 0 <= layers[0] <= layers[-1] < count:
+        raise UserError(
+            f"--features is {text!r}: give layers from 0 to {count - 1} such as 1,4, or last"
+        )
+    return layers
 
 
 def _options(pairs: list[str]) -> dict[str, Any]:

@@ -5,7 +5,9 @@ kept over the epochs, only the order changes: a batch's features can then be kep
 a resumed run meets the very batches of the run it goes on with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -13,6 +15,35 @@ from torch import Tensor
 from training.examples import Example
 
 _POOL = 32  # batches whose examples are sorted by length together
+
+
+@dataclass(frozen=True)
+class Document:
+    """One chat of a batch, which reads itself alone.
+
+    Args:
+        row, start: where its first token lies.
+        ids: [n] int64.
+        label_mask: [n] bool; the first entry does not count, no law is before it.
+    """
+
+    row: int
+    start: int
+    ids: Tensor
+    label_mask: Tensor
+
+    @property
+    def needed(self) -> int:
+        """Return how many tokens, from the first on, stand before the last label."""
+        labels = self.label_mask.nonzero()[:, 0]
+        return int(labels[-1]) if len(labels) else 0
+
+    @property
+    def key(self) -> str:
+        """Return a digest of what it says and what of it is learned."""
+        digest = blake2b(self.ids.numpy().tobytes(), digest_size=16)
+        digest.update(self.label_mask[1:].numpy().tobytes())
+        return digest.hexdigest()
 
 
 def compose(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[int]]:
@@ -70,13 +101,19 @@ def pad(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     label_mask = torch.zeros(shape, dtype=torch.bool)
     document = torch.full(shape, -1)
     position = torch.arange(shape[1]).expand(shape).contiguous()
-    count = 0
+    for number, chat in enumerate(documents(examples)):
+        span = chat.row, slice(chat.start, chat.start + len(chat.ids))
+        ids[span], label_mask[span] = chat.ids, chat.label_mask
+        document[span] = number
+        position[span] = torch.arange(len(chat.ids))
+    return ids, label_mask, document, position
+
+
+def documents(examples: Sequence[Example]) -> Iterator[Document]:
+    """Yield the documents of examples, in the order in which `pad` numbers them."""
     for row, example in enumerate(examples):
-        ids[row, : len(example)] = example.ids
-        label_mask[row, : len(example)] = example.label_mask
         start = 0
         for length in example.documents or (len(example),):
-            document[row, start : start + length] = count
-            position[row, start : start + length] = torch.arange(length)
-            start, count = start + length, count + 1
-    return ids, label_mask, document, position
+            span = slice(start, start + length)
+            yield Document(row, start, example.ids[span], example.label_mask[span])
+            start += length

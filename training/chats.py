@@ -7,21 +7,27 @@ depends on (seed, i) alone.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 
+import torch
+
+from drafters.base import Features
 from drafters.sampling import RowRandom
 from drafters.target import Target
+from inference.engine import Request
 from inference.stats import looped
 from inference.stop import Stop
 from training.chat_settings import MOST_TURNS, ChatSettings
 from training.conversation import Conversation
+from training.examples import Example
 from training.forms import ChatForm, PlainText
-from training.sampler import ABANDONED, Job, Law, Sample, Sampler
-from training.sources import TEXTS, Source
+from training.sampler import ABANDONED, Law, Sample, Sampler
+from training.sources import SELF_CHAT, TEXTS, Source
+from training.states import States, with_summary
 
 _STREAMS = 2 * MOST_TURNS  # of random numbers a chat owns
 
@@ -53,6 +59,7 @@ class Shard:
         keys: of the kept chats, so that later ones can be told to be the same.
         drops: numbers of dropped chats by reason.
         tokens, seconds: sampled and spent, by phase; dropped chats included.
+        states: of the rows, by the example that each row is; none unless they are kept.
     """
 
     made: int
@@ -61,6 +68,7 @@ class Shard:
     drops: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
+    states: list[tuple[Example, States]] = field(default_factory=list)
 
 
 class ChatMaker:
@@ -72,19 +80,31 @@ class ChatMaker:
         settings: how they go on.
         rows: how many decode together.
         tick: told of progress.
+        layers: outputs that are kept of every chat beside the last state; None: nothing is.
+        dtype: what these states are rounded to.
 
     Raises:
         UserError: if the target cannot read what the source gives.
     """
 
     def __init__(
-        self, target: Target, source: Source, settings: ChatSettings, *, rows: int, tick: Tick
+        self,
+        target: Target,
+        source: Source,
+        settings: ChatSettings,
+        *,
+        rows: int,
+        tick: Tick,
+        layers: tuple[int, ...] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         """Look at the target's template."""
         self.target, self.source, self.settings = target, source, settings
         self.chat = None if source.kind == TEXTS else ChatForm(target, settings.template_options)
         self.form = self.chat or PlainText(target)
         self.tick = tick
+        self.features = Features() if layers is None else Features(layers, last=True)
+        self.dtype = dtype
         self.sampler = Sampler(target, rows, self._count)
         self.room = target.shape.max_positions - 1
         self._phase, self._shard = "", Shard(0)
@@ -128,16 +148,13 @@ class ChatMaker:
                 written.append(chat)
         if not written or self.chat is None:
             return
-        law = Law(
-            self.settings.user_warp(),
-            self.chat.user_stop,
-            self.settings.user_tokens,
-        )
-        jobs: list[Job] = []
+        law = Law(self.settings.user_warp(), self.chat.user_stop)
+        requests: list[Request] = []
         for chat in written:
             text = self.chat.opening(chat.messages) + (chat.start.opening if turn == 0 else "")
-            jobs.append(Job(chat.context(self.form, text), self._random(chat, 2 * turn)))
-        for chat, sample in self._sample(written, jobs, law):
+            prompt, coins = chat.context(self.form, text), self._random(chat, 2 * turn)
+            requests.append(Request(prompt, self.settings.user_tokens, coins))
+        for chat, sample in self._sample(written, requests, law):
             words = chat.start.opening if turn == 0 else ""
             self._take_message(self.chat, chat, words, sample)
 
@@ -162,16 +179,19 @@ class ChatMaker:
         """Let the target answer every chat, temperature by temperature."""
         for temperature in dict.fromkeys(self.settings.temperatures):
             mine = [chat for chat in chats if chat.temperature == temperature]
-            jobs = [
-                Job(chat.open_answer(self.form), self._random(chat, 2 * turn + 1)) for chat in mine
+            most = self.settings.max_new_tokens
+            requests = [
+                Request(chat.open_answer(self.form), most, self._random(chat, 2 * turn + 1))
+                for chat in mine
             ]
             law = Law(
                 self.settings.warp(temperature),
                 Stop(self.target.eos_ids),
-                self.settings.max_new_tokens,
                 self._looping,
+                self.features,
+                self.dtype,
             )
-            for chat, sample in self._sample(mine, jobs, law):
+            for chat, sample in self._sample(mine, requests, law):
                 self._take_answer(chat, sample, turn)
 
     def _take_answer(self, chat: Conversation, sample: Sample, turn: int) -> None:
@@ -187,18 +207,23 @@ class ChatMaker:
             chat.dropped = "answer with markup in it"
         decode = self.target.tokenizer.decode
         chat.answer(ids, decode(ids), decode(said), sample.finish_reason or "")
+        if sample.last:
+            taps = torch.cat(sample.taps) if sample.taps else None
+            chat.states = taps, torch.cat(sample.last)
         last = len(chat.start.given) or self.settings.turns
         chat.ended = not stopped or turn + 1 == last
 
     def _sample(
-        self, chats: Sequence[Conversation], jobs: Sequence[Job], law: Law
+        self, chats: Sequence[Conversation], requests: Sequence[Request], law: Law
     ) -> list[tuple[Conversation, Sample]]:
-        """Run jobs; chats whose prompt leaves no room are dropped."""
-        fitting = [(c, j) for c, j in zip(chats, jobs, strict=True) if len(j.prompt) <= self.room]
-        for chat, job in zip(chats, jobs, strict=True):
-            if len(job.prompt) > self.room:
+        """Run requests; chats whose prompt leaves no room are dropped."""
+        fitting: list[tuple[Conversation, Request]] = []
+        for chat, request in zip(chats, requests, strict=True):
+            if len(request.prompt) > self.room:
                 chat.dropped = "prompt longer than the context"
-        samples = self.sampler.run([job for _, job in fitting], law)
+            else:
+                fitting.append((chat, request))
+        samples = self.sampler.run([request for _, request in fitting], law)
         return [(chat, sample) for (chat, _), sample in zip(fitting, samples, strict=True)]
 
     def _keep(self, chat: Conversation, seen: set[str]) -> None:
@@ -212,6 +237,11 @@ class ChatMaker:
         seen.add(key)
         self._shard.keys += [_question_key(chat), key]
         self._shard.rows += chat.rows()
+        for part in chat.all_parts():
+            if part.states is not None:
+                example = Example("", torch.tensor(part.ids), torch.tensor(part.mask))
+                states = with_summary(example, *part.states, self.target)
+                self._shard.states.append((example, states))
 
     def _random(self, chat: Conversation, stream: int) -> RowRandom:
         return RowRandom(self.settings.seed, chat.number * _STREAMS + stream)
@@ -247,9 +277,23 @@ def _drop_known(chats: Sequence[Conversation], seen: set[str]) -> None:
         seen.add(key)
 
 
+def row_keys(row: Mapping[str, Any], kind: str) -> list[str]:
+    """Return the keys of a stored chat, those that it had when it was made.
+
+    Args:
+        row: as SCHEMA has them (training/shards.py).
+        kind: of the source it came from.
+    """
+    asked = [m["content"] for m in row["messages"] if m["role"] == "user"]
+    return [_text_key("\n".join(asked[: 1 if kind == SELF_CHAT else None])), _digest(row["ids"])]
+
+
 def _question_key(chat: Conversation) -> str:
     """Return a key of what is asked: given messages, or the first one; case and marks apart."""
-    text = "\n".join(chat.start.given) or chat.messages[0]["content"]
+    return _text_key("\n".join(chat.start.given) or chat.messages[0]["content"])
+
+
+def _text_key(text: str) -> str:
     words = re.findall(r"\w+", text.lower())
     return _digest(" ".join(words) or text.strip())
 

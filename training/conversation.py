@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from training.forms import Form
 from training.sources import Start
 
@@ -16,11 +18,13 @@ class Part:
         ids: what the target read and wrote.
         mask: True where it wrote an answer.
         messages: how many of the conversation's messages they hold.
+        states: the target's taps and last states of all ids but the last, as far as they are kept.
     """
 
     ids: list[int]
     mask: list[bool]
     messages: int
+    states: tuple[Tensor | None, Tensor] | None = None
 
 
 @dataclass
@@ -32,7 +36,7 @@ class Conversation:
         start: how it begins.
         temperature: of its answers.
         messages: so far.
-        text, ids, mask: of the part that grows.
+        text, ids, mask, states: of the part that grows.
         parts: earlier ones. There are some where a template renders the past in another way than
             it was answered in (thinking blocks that it takes out, say).
         finish_reason: of the last answer.
@@ -47,6 +51,7 @@ class Conversation:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
+    states: tuple[Tensor | None, Tensor] | None = None
     parts: list[Part] = field(default_factory=list)
     finish_reason: str = ""
     dropped: str | None = None
@@ -72,7 +77,7 @@ class Conversation:
         text = form.prompt(self.messages)
         ids = self.context(form, text)
         if not text.startswith(self.text):
-            self.parts.append(Part(self.ids, self.mask, len(self.messages) - 1))
+            self.parts.append(Part(self.ids, self.mask, len(self.messages) - 1, self.states))
             self.mask = []
         self.mask = self.mask + [False] * (len(ids) - len(self.mask))
         self.ids, self.text = ids, text
@@ -93,10 +98,14 @@ class Conversation:
         self.mask = self.mask + [True] * len(ids)
         self.finish_reason = finish_reason
 
+    def all_parts(self) -> list[Part]:
+        """Return the earlier parts and the one that grew last."""
+        return [*self.parts, Part(self.ids, self.mask, len(self.messages), self.states)]
+
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a part, as training/shards.py stores them."""
         name = self.start.name or f"{self.number:06d}"
-        parts = [*self.parts, Part(self.ids, self.mask, len(self.messages))]
+        parts = self.all_parts()
         return [
             {
                 "id": name if len(parts) == 1 else f"{name}.{count}",

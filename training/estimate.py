@@ -44,6 +44,7 @@ def _memory(parts: Parts) -> str:
 
 def _time(parts: Parts) -> list[str]:
     lessons, settings = parts.lessons, parts.settings
+    where = "the store" if lessons.is_stored(0) else "the target"
     started = time.perf_counter()
     lesson = lessons.make(0)
     target_seconds = time.perf_counter() - started
@@ -52,11 +53,10 @@ def _time(parts: Parts) -> list[str]:
     group = settings.optim.accumulate * parts.accelerator.num_processes
     steps_a_pass = math.ceil(len(lessons) / group)
     first = steps_a_pass * settings.optim.accumulate * (target_seconds + learning)
-    later = (
-        first if lessons.settings.keep == "none" else first * learning / (target_seconds + learning)
-    )
+    again = lessons.settings.keep == "none" and lessons.store is None
+    later = first if again else first * learning / (target_seconds + learning)
     lines = [
-        f"time: a batch takes about {target_seconds:.2f} s in the target and {learning:.2f} s in "
+        f"time: a batch takes about {target_seconds:.2f} s in {where} and {learning:.2f} s in "
         f"the drafter; {steps_a_pass} steps a pass, {first:.0f} s for the first pass, {later:.0f} "
         "s for each later one, evaluations apart"
     ]

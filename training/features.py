@@ -2,11 +2,12 @@
 
 A Lesson is what a drafter sees of some examples: a Batch (its states rounded to the stored dtype)
 and the Summary of the target's laws. Kept lessons save the target's forward and its head over the
-full vocabulary in later epochs, which is more than half of a step's work on the embedded target.
+full vocabulary in later epochs, which is more than half of a step's work on the embedded target;
+a store saves them in later runs too. A lesson is the same wherever its states come from.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -17,9 +18,11 @@ from drafters.errors import UserError
 from drafters.losses import LossSettings
 from drafters.target import Target
 from drafters.teacher import Summary, summarise
-from training.batches import pad
+from training.batches import documents, pad
 from training.examples import Example
+from training.feature_store import FeatureStore
 from training.options import FeatureSettings
+from training.states import States, cut, lay_out
 
 _SHARE = 4  # features may take one part in so many of the free memory before `auto` keeps none
 _FLOATS_A_TOKEN = 12  # rows of the target's width alive in its forward, beside MLP and logits
@@ -50,6 +53,7 @@ class Lessons:
         features: what the drafter reads.
         settings: what is kept and how it is rounded; `auto` must be decided (see `decide`).
         loss: temperature and chunk of the summary.
+        store: where states are read from and added to, or None.
     """
 
     def __init__(
@@ -61,10 +65,14 @@ class Lessons:
         features: Features,
         settings: FeatureSettings,
         loss: LossSettings,
+        store: FeatureStore | None = None,
     ) -> None:
         """Keep the parts; nothing is computed yet."""
         self.examples, self.groups = examples, groups
         self.target, self.features, self.settings, self.loss = target, features, settings, loss
+        self.store = store
+        # a store may keep more layers than are read
+        self._layers = features.layers if store is None else store.kind.layers
         self._kept: dict[int, Lesson] = {}
 
     def __len__(self) -> int:
@@ -81,21 +89,74 @@ class Lessons:
         return _widened(lesson)
 
     def make(self, index: int) -> Lesson:
-        """Run the target over a lesson's examples; states in the stored dtype."""
-        return self._make([self.examples[i] for i in self.groups[index]])
+        """Make a lesson, by the target or from the store; states in the stored dtype."""
+        examples = [self.examples[i] for i in self.groups[index]]
+        return self._lesson(examples, self._states(examples))
 
     def lesson_of(self, examples: Sequence[Example]) -> Lesson:
-        """Return a lesson of any examples, with float32 states, as those of the groups are made."""
-        return _widened(self._make(examples))
+        """Return a lesson of any examples, as those of the groups are made; nothing is kept."""
+        return _widened(self._lesson(examples, self._run_target(examples)))
 
-    def _make(self, examples: Sequence[Example]) -> Lesson:
-        stored = getattr(torch, self.settings.dtype)
+    def is_stored(self, index: int) -> bool:
+        """Tell whether a lesson is made without the target."""
+        if self.store is None:
+            return False
+        store = self.store
+        return all(
+            chat in store for chat in documents([self.examples[i] for i in self.groups[index]])
+        )
+
+    @property
+    def missing_bytes(self) -> int:
+        """Return the bytes that the store has yet to take."""
+        return 0 if self.store is None else self.store.missing_bytes(documents(self.examples))
+
+    def flush(self) -> None:
+        """Write what the store has not written yet."""
+        if self.store is not None:
+            self.store.flush()
+
+    def _states(self, examples: Sequence[Example]) -> list[States]:
+        """Return the states of all documents, those of the store where it has them."""
+        if self.store is None:
+            return self._run_target(examples)
+        chats = list(documents(examples))
+        stored = [self.store.get(chat) for chat in chats]
+        if None not in stored:
+            return [states for states in stored if states is not None]
+        made = self._run_target(examples)
+        for chat, states in zip(chats, made, strict=True):
+            self.store.add(chat, states)
+        return [new if old is None else old for old, new in zip(stored, made, strict=True)]
+
+    def _run_target(self, examples: Sequence[Example]) -> list[States]:
+        stored = getattr(torch, self.settings.stored_dtype)
         ids, label_mask, document, position = (x.to(self.target.device) for x in pad(examples))
-        taps, last = self.target.forward_batch(ids, document, position, self.features)
+        features = Features(self._layers, self.features.last)
+        taps, last = self.target.forward_batch(ids, document, position, features)
         taps = None if taps is None else taps.to(stored)
         batch = Batch(ids, label_mask, document, position, taps, last.to(stored))
-        summary = summarise(batch, self.target, self.loss.temperature, self.loss.chunk)
+        if self.loss.temperature != 1 and self.store is None:
+            unused = torch.zeros(ids.numel(), device=ids.device)  # lessons make their own
+            return cut(examples, batch, Summary(unused, unused, unused))
+        return cut(examples, batch, summarise(batch, self.target, 1.0, self.loss.chunk))
+
+    def _lesson(self, examples: Sequence[Example], states: Sequence[States]) -> Lesson:
+        if self._layers != self.features.layers:
+            columns = self._columns()
+            states = [part.columns(columns) for part in states]
+        batch, summary = lay_out(examples, states, self.target.device)
+        if self.loss.temperature != 1:
+            summary = summarise(batch, self.target, self.loss.temperature, self.loss.chunk)
         return Lesson(batch, summary, sum(len(example) for example in examples))
+
+    def _columns(self) -> Tensor | None:
+        """Return where the layers that are read lie among the store's."""
+        if not self.features.layers:
+            return None
+        width = self.target.shape.hidden_size
+        places = torch.tensor([self._layers.index(layer) for layer in self.features.layers])
+        return (places[:, None] * width + torch.arange(width)).flatten()
 
 
 def decide(settings: FeatureSettings, needed: int, free: int | None = None) -> FeatureSettings:
@@ -111,8 +172,7 @@ def decide(settings: FeatureSettings, needed: int, free: int | None = None) -> F
     """
     free = psutil.virtual_memory().available if free is None else free
     if settings.keep == "auto":
-        keep = "memory" if needed * _SHARE <= free else "none"
-        return FeatureSettings(keep, settings.dtype)
+        return replace(settings, keep="memory" if needed * _SHARE <= free else "none")
     if settings.keep == "memory" and needed > free:
         raise UserError(
             f"features.keep=memory needs {_gb(needed)} and {_gb(free)} are free: give "
@@ -129,7 +189,7 @@ def stored_bytes(
 ) -> int:
     """Return the bytes of all lessons; `width` is the number of values kept of a token."""
     padded = sum(len(group) * max(lengths[i] for i in group) for group in groups)
-    return padded * width * getattr(torch, settings.dtype).itemsize
+    return padded * width * getattr(torch, settings.stored_dtype).itemsize
 
 
 def bytes_kept(lessons: Lessons) -> int:

@@ -14,6 +14,7 @@ from drafters.errors import UserError
 from drafters.growth import Chain
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
+from training.adapters import merged
 from training.examples import Example
 from training.features import Lesson, Lessons
 from training.options import OnPolicySettings
@@ -52,7 +53,7 @@ class OnPolicy:
         examples = [self.lessons.examples[i] for i in self.lessons.groups[index]]
         prompts = [example.prompt for example in examples]
         written = write(
-            self.drafter, self.lessons.target, prompts, self.settings, coin.getrandbits(32)
+            merged(self.drafter), self.lessons.target, prompts, self.settings, coin.getrandbits(32)
         )
         named = zip(examples, prompts, written, strict=True)
         made = [_continued(example.id, prompt, new) for example, prompt, new in named]

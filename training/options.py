@@ -62,18 +62,29 @@ class FeatureSettings:
     """How the target's states are kept.
 
     Args:
-        keep: memory keeps them for later epochs, none computes them every time, auto keeps them
-            if they fit in a quarter of the free memory.
-        dtype: what they are rounded to, float32 or bfloat16.
+        keep: memory keeps them for later epochs, none computes or reads them every time, auto keeps
+            them if they fit in a quarter of the free memory.
+        dtype: what they are rounded to, float32 or bfloat16; auto: bfloat16 with a store, float32
+            without.
+        store: folder that keeps them over epochs and runs (training/feature_store.py): what is in
+            it is read, what is not is added; empty: none.
     """
 
     keep: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "auto"
+    store: str = ""
 
     def __post_init__(self) -> None:
         """Check the names."""
         _one_of("features.keep", self.keep, ("auto", "memory", "none"))
-        _one_of("features.dtype", self.dtype, ("float32", "bfloat16"))
+        _one_of("features.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+
+    @property
+    def stored_dtype(self) -> str:
+        """Return float32 or bfloat16."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if self.store else "float32"
 
 
 @dataclass
@@ -112,6 +123,9 @@ class OptimSettings:
         accumulate: batches a step and process.
         normalise: global divides a step's summed loss by its summed weight over all batches and
             processes; local gives every batch the same say.
+        lora_rank: train adapters of this rank beside every linear map, by peft, and nothing else;
+            what is published has them merged; 0: train all weights.
+        lora_alpha: an adapter's update is scaled by it over the rank.
     """
 
     lr: float = 1e-3
@@ -122,6 +136,8 @@ class OptimSettings:
     clip: float = 1.0
     accumulate: int = 1
     normalise: str = "global"
+    lora_rank: int = 0
+    lora_alpha: int = 16
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -134,6 +150,8 @@ class OptimSettings:
         if self.clip < 0 or self.weight_decay < 0:
             raise UserError("optim.clip and optim.weight_decay: give 0 or more")
         _at_least(1, "optim.accumulate", self.accumulate)
+        _at_least(0, "optim.lora_rank", self.lora_rank)
+        _at_least(1, "optim.lora_alpha", self.lora_alpha)
         _one_of("optim.normalise", self.normalise, ("global", "local"))
 
 

@@ -24,8 +24,10 @@ from drafters.target import Target
 from drafters.vocab import DraftVocabulary, choose, coverage
 from drafters.warmstart import WarmStart
 from training import acceptance, tracking
-from training.batches import compose
+from training.adapters import add_adapters
+from training.batches import compose, documents
 from training.examples import Example, first_tokens, make_examples, pack, split
+from training.feature_store import FeatureStore, Kind
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
 from training.objective import Objective
 from training.options import DataSettings, TrainSettings
@@ -90,6 +92,8 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     if warm is not None:
         notes.append(warm.apply(drafter, target))
     drafter.to(accelerator.device)
+    if settings.optim.lora_rank:
+        add_adapters(drafter, settings.optim)
     lessons, held_out = _lessons(training, measured, drafter, target, settings)
     notes.append(_size_note(drafter, lessons))
     return Parts(
@@ -180,7 +184,11 @@ def _lessons(
     target: Target,
     settings: TrainSettings,
 ) -> tuple[Lessons, Lessons]:
-    """Compose the batches of both sides and decide whether their features are kept."""
+    """Compose the batches of both sides and decide where their features are kept.
+
+    Raises:
+        UserError: if they do not fit there, or the store is of another kind.
+    """
     sides = [list(training), first_tokens(measured, settings.evaluate.tokens)]
     lengths = [[len(example) for example in side] for side in sides]
     batch_tokens, seed = settings.data.batch_tokens, settings.seed
@@ -191,6 +199,11 @@ def _lessons(
         check_batch_fits(side, composed, target, settings.loss)
         needed += stored_bytes(side, composed, width, settings.features)
     kept = decide(settings.features, needed)
+    store = None
+    if settings.features.store:
+        kind = Kind.of(target, drafter.features.layers, settings.features.stored_dtype)
+        store = FeatureStore(settings.features.store, kind)
+        store.check_room(store.missing_bytes(documents([*sides[0], *sides[1]])))
     made = [
         Lessons(
             side,
@@ -199,6 +212,7 @@ def _lessons(
             features=drafter.features,
             settings=kept,
             loss=settings.loss,
+            store=store,
         )
         for side, composed in zip(sides, groups, strict=True)
     ]
@@ -220,20 +234,26 @@ def _identity(
         digest.update(b"" if said == (None, None, None) else repr(said).encode())
     fingerprint = Fingerprint.of(target).to_dict()
     plain = dataclasses.asdict(settings)
-    sections = ("data", "features", "loss", "optim", "seed", "precision", "target_dtype")
+    sections = ("data", "loss", "optim", "seed", "precision", "target_dtype")
     sections += ("warm_start", "on_policy")
     return {
         "drafter": method,
         "options": drafter.options(),
         "target": fingerprint["weights"],
         "chats": digest.hexdigest()[:16],
+        "features": {"dtype": settings.features.stored_dtype},  # where they lie changes nothing
         **{section: plain[section] for section in sections},
     }
 
 
 def _size_note(drafter: NeuralDrafter, lessons: Lessons) -> str:
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    stored = ""
+    if lessons.store is not None:
+        count = sum(lessons.is_stored(index) for index in range(len(lessons)))
+        to_come = lessons.missing_bytes / 2**30
+        stored = f"; {count} of them in {lessons.store.folder} already, {to_come:.2f} GiB to come"
     return (
-        f"{trained / 1e6:.2f} M trainable parameters; {len(lessons)} batches; features kept: "
-        f"{lessons.settings.keep}"
+        f"{trained / 1e6:.2f} M trainable parameters; {len(lessons)} batches{stored}; features "
+        f"kept: {lessons.settings.keep}"
     )

@@ -2,7 +2,8 @@
 
 Finished work lies in DIR/shards, one Parquet file for some consecutive chats, written to a
 temporary name and renamed; its metadata holds the counts. When enough is there, all of it becomes
-DIR/chats.parquet and DIR/manifest.json, and the shards go.
+DIR/chats.parquet and DIR/manifest.json, and the shards go. A finished data set grows when more is
+asked for: it becomes the first shard of what follows.
 """
 
 import json
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from drafters.errors import UserError
-from training.chats import Shard
+from training.chats import Shard, row_keys
 
 CHATS, MANIFEST = "chats.parquet", "manifest.json"
 SCHEMA = pa.schema(
@@ -33,6 +34,7 @@ SCHEMA = pa.schema(
     ]
 )
 _META = b"drafters"
+_CUT = "beyond_the_goal"
 
 
 @dataclass(frozen=True)
@@ -121,21 +123,57 @@ class ShardFolder:
         """Look at what is there."""
         self.folder, self.shards = folder, folder / "shards"
         self.settings: Mapping[str, Any] = json.loads(json.dumps(settings))
-        self.done = (folder / MANIFEST).exists()
-        known = folder / MANIFEST if self.done else self.shards / "settings.json"
+        begun = self.shards / "settings.json"
+        self.done = (folder / MANIFEST).exists() and not begun.exists()
+        known = folder / MANIFEST if self.done else begun
         if known.exists():
             found = json.loads(known.read_text())
-            old, new = _identity(found.get("settings", {})), _identity(self.settings)
-            if not self.done:  # a run that goes on may want more, or fewer, than it set out for
-                old.pop("goal", None)
-                new.pop("goal", None)
-            _compare(old, new, known)
+            # a run that goes on may want more, or fewer, than it set out for
+            _compare(_identity(found.get("settings", {})), _identity(self.settings), known)
+            if self.done and not self._asks_for_more(found):
+                return
         elif (folder / CHATS).exists():
             raise UserError(f"{folder} holds chats without a manifest: give another --out")
-        if not self.done:
-            self._lock()
-        if not known.exists():
-            _write(known, json.dumps({"settings": self.settings}))
+        self._lock()
+        if self.done:
+            self._reopen()
+        if not begun.exists():
+            _write(begun, json.dumps({"settings": self.settings}))
+
+    def _asks_for_more(self, found: Mapping[str, Any]) -> bool:
+        """Tell whether the goal lies beyond a finished data set.
+
+        Raises:
+            UserError: if it lies before its end.
+        """
+        old, new = found["settings"].get("goal"), self.settings.get("goal")
+        if old == new:
+            return False
+        have = {"tokens": found["supervised_tokens"], "chats": found["chats"]}
+        if new and all(value is None or value > have[name] for name, value in new.items()):
+            return True
+        raise UserError(
+            f"{self.folder} holds {have['chats']} chats with {have['tokens']} answer tokens "
+            f"already: ask for more than that, or give another --out"
+        )
+
+    def _reopen(self) -> None:
+        """Make a finished data set the first shard; it stays readable until the next is there."""
+        self.done = False
+        found = json.loads((self.folder / MANIFEST).read_text())
+        table = pq.read_table(self.folder / CHATS)
+        kind = found["settings"]["source"]["kind"]
+        meta = {
+            "made": found["made"],
+            "kept": table.num_rows,
+            "supervised": found["supervised_tokens"],
+            "keys": [key for row in table.to_pylist() for key in row_keys(row, kind)],
+            "drops": found["dropped"] | {_CUT: found[_CUT] + found["dropped"].get(_CUT, 0)},
+            "tokens": found["sampled_tokens"],
+            "seconds": found["seconds"],
+        }
+        table = table.replace_schema_metadata({_META: json.dumps(meta)})
+        _store(table, self.shards / "00000.parquet")
 
     def _lock(self) -> None:
         """Own the shards until the process ends: two writers would overwrite each other."""
@@ -191,6 +229,7 @@ class ShardFolder:
         _store(table, self.folder / CHATS)
         full = {"settings": self.settings, **manifest, **_counts(table, tally)}
         _write(self.folder / MANIFEST, json.dumps(full, indent=2) + "\n")
+        (self.shards / "settings.json").unlink()  # from here on this run is over
         self.lock.release()
         shutil.rmtree(self.shards)
         self.done = True
@@ -198,9 +237,9 @@ class ShardFolder:
 
 
 def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the target's name: the same target may lie in another folder."""
+    """Return what decides every chat: not the goal, and not the folder the target lies in."""
     target = {k: v for k, v in settings.get("target", {}).items() if k != "name"}
-    return {**settings, "target": target}
+    return {k: v for k, v in settings.items() if k != "goal"} | {"target": target}
 
 
 def _compare(old: Mapping[str, Any], new: Mapping[str, Any], file: Path) -> None:
@@ -239,7 +278,7 @@ def _counts(table: pa.Table, tally: Tally) -> dict[str, Any]:
         "by_category": dict(Counter(table["category"].to_pylist())),
         "made": tally.made,
         "dropped": dict(tally.drops.most_common()),
-        "beyond_the_goal": tally.kept - table.num_rows,
+        _CUT: tally.kept - table.num_rows,
         "sampled_tokens": dict(tally.tokens),
         "seconds": {phase: round(value, 1) for phase, value in tally.seconds.items()},
         "tokens_per_second": {

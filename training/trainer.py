@@ -20,11 +20,14 @@ from torch import Tensor
 
 from drafters.base import NeuralDrafter
 from drafters.checkpoint import save_drafter
+from drafters.fingerprint import template_digest
 from drafters.losses import LossSums
 from drafters.rounding import rounded
 from drafters.target import Target
 from inference.stats import Acceptance
+from training.adapters import merged
 from training.batches import order_of
+from training.calibrate import calibrate
 from training.features import Lessons
 from training.metrics import Window, held_out_metrics, line
 from training.mishaps import Mishaps
@@ -182,17 +185,21 @@ class Trainer:
         metrics: dict[str, float] = {}
         if self.accelerator.is_main_process:
             trained = self.drafter.training
-            self.drafter.eval()
-            with rounded(self.drafter, self._published_dtype):
+            published = self.run.objective.drafter = merged(self.drafter)
+            published.eval()
+            with rounded(published, self._published_dtype):
+                calibrate(self.run.objective, self.run.held_out)
                 metrics = held_out_metrics(self.run.objective, self.run.held_out)
-                metrics |= self._acceptance()
-                self._publish_best(metrics)
+                metrics |= self._acceptance(published)
+                self._publish_best(published, metrics)
+            self.run.objective.drafter = self.drafter
             self.drafter.train(trained)
         self.accelerator.wait_for_everyone()
         return metrics
 
     def save(self) -> None:
-        """Write the state and publish the drafter as `last`."""
+        """Write the state and the features so far, and publish the drafter as `last`."""
+        self.run.lessons.flush()
         self.progress.elapsed = self.elapsed
         generators: list[Tensor] = gather_object([torch.get_rng_state()])
         if self.accelerator.is_main_process:
@@ -205,7 +212,7 @@ class Trainer:
                 identity,
                 generators,
             )
-            self._publish("last", {})
+            self._publish("last", merged(self.drafter), {})
         self.accelerator.wait_for_everyone()
 
     @property
@@ -293,23 +300,25 @@ class Trainer:
         evaluations, saves = (math.floor(share * count + 1e-9) for count in times)
         return evaluations, saves
 
-    def _acceptance(self) -> dict[str, float]:
+    def _acceptance(self, drafter: NeuralDrafter) -> dict[str, float]:
         """Return tau and alpha by depth of the real engine."""
         if self.run.measure is None:
             return {}
-        found = self.run.measure(self.drafter)
+        found = self.run.measure(drafter)
         alphas = {f"alpha/{d}": a for d, a in enumerate(found.alpha_by_depth, start=1)}
         return {"tau": found.tau or 0.0} | alphas
 
-    def _publish_best(self, metrics: dict[str, float]) -> None:
+    def _publish_best(self, drafter: NeuralDrafter, metrics: dict[str, float]) -> None:
         """Publish as `best` what has the highest tau; without tau, what agrees most."""
         score = metrics.get("tau", metrics.get("agreement/1", 0.0))
         # of equals the later one: it has seen more
         if score >= self.progress.best_tau:
             self.progress.best_tau = score
-            self._publish("best", metrics)
+            self._publish("best", drafter, metrics)
 
-    def _publish(self, name: str, metrics: dict[str, float]) -> None:
-        about = {**self.run.identity, "step": self.progress.step, "metrics": metrics}
+    def _publish(self, name: str, drafter: NeuralDrafter, metrics: dict[str, float]) -> None:
+        template = template_digest(self.target.tokenizer)
+        about = {**self.run.identity, "chat_template": template}
+        about |= {"step": self.progress.step, "metrics": metrics}
         dtype = self._published_dtype
-        save_drafter(self.drafter, self.output / name, self.target, about, dtype)
+        save_drafter(drafter, self.output / name, self.target, about, dtype)

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from drafters.errors import UserError
-from drafters.growth.base import DRAFT_MODES, Growth, Guesser
+from drafters.growth.base import DRAFT_MODES, Confident, Growth, Guesser
+from drafters.growth.best_first import BestFirst
 from drafters.growth.chain import Chain
 from drafters.growth.cost_aware import CostAware, CostAwareGrowth
 from drafters.growth.dynamic import Dynamic
@@ -14,7 +15,9 @@ from drafters.growth.static import Static
 __all__ = [
     "DRAFT_MODES",
     "POLICIES",
+    "BestFirst",
     "Chain",
+    "Confident",
     "CostAware",
     "CostAwareGrowth",
     "Dynamic",
@@ -26,10 +29,11 @@ __all__ = [
     "build_growth",
 ]
 
-POLICIES: dict[str, type[Chain | Static | Dynamic | CostAware]] = {
+POLICIES: dict[str, type[Chain | Static | Dynamic | BestFirst | CostAware]] = {
     "chain": Chain,
     "static": Static,
     "dynamic": Dynamic,
+    "best_first": BestFirst,
     "cost_aware": CostAware,
 }
 

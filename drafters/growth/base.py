@@ -6,7 +6,7 @@ therefore take point masses only.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -34,6 +34,15 @@ class Guesser(Protocol):
 
     def step(self, frontier: Frontier) -> Tensor:
         """Return logits [R, F, K] of the token after each frontier node."""
+        ...
+
+
+@runtime_checkable
+class Confident(Protocol):
+    """A guesser that may know better than its laws how likely its drafts are accepted."""
+
+    def confidence(self) -> Tensor | None:
+        """Return chances [R, F] for the nodes asked for last; None: the laws are all it knows."""
         ...
 
 
@@ -78,6 +87,18 @@ class Growth(Protocol):
         """Return the policy of one decoder of so many rows, without any history."""
         ...
 
+    def member(self, index: int, rows: int) -> "Growth":
+        """Return what member `index` of a joint drafter grows its own trees by, as `start` does."""
+        ...
+
+    def budget(self, survivals: Sequence[float]) -> int:
+        """Return how many nodes of one row are worth being verified.
+
+        Args:
+            survivals: of the nodes, descending.
+        """
+        ...
+
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Learn from what became final in a round, prefill included; one entry a row."""
         ...
@@ -95,6 +116,14 @@ class FixedShape:
     def start(self, rows: int) -> Self:
         """Return itself."""
         return self
+
+    def member(self, index: int, rows: int) -> Self:
+        """Return itself."""
+        return self
+
+    def budget(self, survivals: Sequence[float]) -> int:
+        """Return that all are."""
+        return len(survivals)
 
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Learn nothing."""

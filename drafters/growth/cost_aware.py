@@ -24,6 +24,7 @@ from drafters.errors import UserError
 from drafters.frontier import Frontier
 from drafters.growth.base import (
     DRAFT_MODES,
+    Confident,
     Guesser,
     check_at_least,
     check_draft,
@@ -76,9 +77,9 @@ class CostAware:
         """Return the depth."""
         return self.depth
 
-    def priced(self, prices: Prices) -> "CostAwareGrowth":
-        """Return the growth that decides by these costs."""
-        return CostAwareGrowth(self, prices)
+    def priced(self, prices: Prices, members: Sequence[Prices] = ()) -> "CostAwareGrowth":
+        """Return the growth that decides by these costs; `members`: of a joint drafter's, each."""
+        return CostAwareGrowth(self, prices, members)
 
     def start(self, rows: int) -> NoReturn:
         """Refuse: costs are needed.
@@ -100,6 +101,14 @@ class CostAware:
         """Refuse: costs are needed; see `start`."""
         self.start(len(roots))
 
+    def member(self, index: int, rows: int) -> NoReturn:
+        """Refuse: costs are needed; see `start`."""
+        self.start(rows)
+
+    def budget(self, survivals: Sequence[float]) -> int:
+        """Refuse: costs are needed; see `start`."""
+        self.start(1)
+
 
 class CostAwareGrowth:
     """The growth of one decoder's rows.
@@ -107,11 +116,12 @@ class CostAwareGrowth:
     Args:
         limits: what trees may be at most.
         prices: measured costs of this drafter, target, number of rows and context.
+        members: of a joint drafter's, each alone.
     """
 
-    def __init__(self, limits: CostAware, prices: Prices) -> None:
+    def __init__(self, limits: CostAware, prices: Prices, members: Sequence[Prices] = ()) -> None:
         """Start without history."""
-        self.limits, self.prices = limits, prices
+        self.limits, self.prices, self.members = limits, prices, members
         self.ledger = Ledger(prices, limits.depth)
         self._drafted = 0  # levels of the round under way
         self._trees: list[TokenTree] = []  # of the round under way
@@ -151,7 +161,16 @@ class CostAwareGrowth:
 
     def start(self, rows: int) -> "CostAwareGrowth":
         """Return one without history."""
-        return CostAwareGrowth(self.limits, self.prices)
+        return CostAwareGrowth(self.limits, self.prices, self.members)
+
+    def member(self, index: int, rows: int) -> "CostAwareGrowth":
+        """Return a member's own, without history: it sleeps where that member alone earns less."""
+        return CostAwareGrowth(self.limits, self.members[index] if self.members else self.prices)
+
+    def budget(self, survivals: Sequence[float]) -> int:
+        """Return how many nodes pay; one in a trial, which would teach nothing without any."""
+        count = self.ledger.worth(survivals, 1)
+        return max(1, count) if self.ledger.asleep else count
 
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Count what a round accepted."""
@@ -184,7 +203,7 @@ class CostAwareGrowth:
         logits, trial = guesser.root_logits()[:, None], self.ledger.asleep
         for level in range(1, 2 if trial else self.depth + 1):
             self._drafted = level
-            self._add(rows, level, logits, guesser.ids)
+            self._add(rows, level, logits, guesser)
             if level == self.depth or trial:
                 break
             reached = sum(row.reach() for row in rows) / len(rows)
@@ -197,10 +216,12 @@ class CostAwareGrowth:
             kept = [nodes or [0] for nodes in kept]
         return [row.tree(nodes) for row, nodes in zip(rows, kept, strict=True)]
 
-    def _add(self, rows: list[ScoredRow], level: int, logits: Tensor, ids: Tensor | None) -> None:
+    def _add(self, rows: list[ScoredRow], level: int, logits: Tensor, guesser: Guesser) -> None:
         """Score the best children of every frontier node and choose the next frontier."""
         value, choice = best_children(logits, self.limits.expanded)
-        scores, tokens = value.tolist(), target_ids(choice, ids).tolist()
+        sure = chances(guesser)
+        value = value if sure is None else confident_scores(value, sure)
+        scores, tokens = value.tolist(), target_ids(choice, guesser.ids).tolist()
         for row, below, found in zip(rows, scores, tokens, strict=True):
             row.add(level, below, found, self.ledger)
         width = min(self.limits.expanded, min(len(row.newest) for row in rows))
@@ -240,7 +261,8 @@ class CostAwareGrowth:
         for level in range(1, 2 if trial else min(self.depth, self.nodes) + 1):
             self._drafted = level
             laws = drawable(warp, logits, guesser.ids)
-            modes = laws.probs.amax(-1).tolist()
+            sure = chances(guesser)
+            modes = (laws.probs.amax(-1) if sure is None else sure[:, 0]).tolist()
             for place, (row, mode) in enumerate(zip(rows, modes, strict=True)):
                 survival = row.survival * self.ledger.chance(level, mode)
                 row.open = row.open and (
@@ -255,6 +277,26 @@ class CostAwareGrowth:
             newest = torch.tensor([[row.last] for row in rows], device=logits.device)
             logits = guesser.step(Frontier(newest, straight, level))[:, 0]
         return [row.tree(guesser.ids) for row in rows]
+
+
+def chances(guesser: Guesser) -> Tensor | None:
+    """Return how likely a draft after each node asked for last is accepted [R, F], if known."""
+    return guesser.confidence() if isinstance(guesser, Confident) else None
+
+
+def confident_scores(value: Tensor, sure: Tensor) -> Tensor:
+    """Return log chances of children whose best one has the chance `sure`.
+
+    What is left is shared among the others as their law has it.
+
+    Args:
+        value: [R, F, W] log q, the best child first.
+        sure: [R, F].
+    """
+    q = value.exp()
+    left = (1 - sure) / (1 - q[..., 0]).clamp_min(torch.finfo(q.dtype).eps)
+    scores = torch.cat((sure[..., None], q[..., 1:] * left[..., None]), -1)
+    return scores.clamp(torch.finfo(q.dtype).tiny, 1.0).log()
 
 
 def _frontier(rows: list[ScoredRow], level: int, device: torch.device) -> Frontier:

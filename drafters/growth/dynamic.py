@@ -52,36 +52,57 @@ class Dynamic(FixedShape):
         self, roots: Sequence[int], guesser: Guesser, warp: Warp, coins: Sequence[Coin]
     ) -> list[TokenTree]:
         """Grow one tree a row."""
-        rows = len(roots)
-        value, choice = best_children(guesser.root_logits()[:, None], self.width)
-        values, tokens = [value.flatten(1)], [target_ids(choice, guesser.ids).flatten(1)]
-        parents = [torch.full_like(tokens[0], -1)]  # by creation index; -1: the root
-        frontier = Frontier(tokens[0], torch.zeros_like(tokens[0]), 1)
-        path = values[0]
-        first = torch.arange(path.shape[1], device=path.device).expand(rows, -1)
-        for depth in range(2, self.depth + 1):
-            value, choice = best_children(guesser.step(frontier), self.width)
-            value = (path[..., None] + value).flatten(1)
-            below = target_ids(choice, guesser.ids).flatten(1)
-            above = torch.arange(path.shape[1], device=path.device)
-            above = above.repeat_interleave(choice.shape[-1]).expand(rows, -1)
-            created = sum(x.shape[1] for x in values)
-            values.append(value)
-            tokens.append(below)
-            parents.append(first.gather(1, above))
-            if depth == self.depth:
-                break
-            path, best = value.topk(min(self.width, value.shape[1]), dim=-1)
-            frontier = Frontier(below.gather(1, best), above.gather(1, best), depth)
-            first = created + best
-        return _keep_best(roots, values, tokens, parents, self.nodes)
+        return grow_best(roots, guesser, nodes=self.nodes, width=self.width, depth=self.depth)
+
+
+def grow_best(
+    roots: Sequence[int], guesser: Guesser, *, nodes: int, width: int, depth: int
+) -> list[TokenTree]:
+    """Score the children of the best `width` nodes of every level; keep the `nodes` best of all.
+
+    A node below which nothing can be kept is not expanded: nobody's children exceed it, and of
+    equals the earlier are kept.
+    """
+    rows = len(roots)
+    value, choice = best_children(guesser.root_logits()[:, None], width)
+    values, tokens = [value.flatten(1)], [target_ids(choice, guesser.ids).flatten(1)]
+    parents = [torch.full_like(tokens[0], -1)]  # by creation index; -1: the root
+    above = torch.zeros_like(tokens[0])
+    for level in range(1, depth):
+        count = min(width, _hopeful(values, nodes))
+        if count == 0:
+            break
+        path, best = values[-1].topk(count, dim=-1)
+        frontier = Frontier(tokens[-1].gather(1, best), above.gather(1, best), level)
+        first = sum(x.shape[1] for x in values[:-1]) + best
+        value, choice = best_children(guesser.step(frontier), width)
+        above = torch.arange(count, device=value.device)
+        above = above.repeat_interleave(choice.shape[-1]).expand(rows, -1)
+        values.append((path[..., None] + value).flatten(1))
+        tokens.append(target_ids(choice, guesser.ids).flatten(1))
+        parents.append(first.gather(1, above))
+    return _keep_best(roots, values, tokens, parents, nodes)
+
+
+def _hopeful(values: list[Tensor], nodes: int) -> int:
+    """Return how many of the newest nodes may have children among the best, at most in a row."""
+    found = torch.cat(values, 1)
+    if found.shape[1] < nodes:
+        return values[-1].shape[1]
+    worst = found.topk(nodes, dim=-1).values[:, -1:]
+    return int((values[-1] > worst).sum(1).max())
 
 
 def best_children(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return log q and index of the most likely children [R, F, width]."""
-    best = logits.topk(min(width, logits.shape[-1]), dim=-1)
+    """Return log q and index of the most likely children [R, F, width].
+
+    A law that is the same below every node comes as one copy seen F times, and is sorted once.
+    """
+    shape = (*logits.shape[:2], min(width, logits.shape[-1]))
+    logits = logits[:, :1] if logits.stride(1) == 0 else logits
+    best = logits.topk(shape[-1], dim=-1)
     value = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
-    return value.clamp_max(0.0), best.indices
+    return value.clamp_max(0.0).expand(shape), best.indices.expand(shape)
 
 
 def _keep_best(

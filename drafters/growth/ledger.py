@@ -11,16 +11,14 @@ decides over a node, a level, and drafting at all.
 # pyright: reportUnknownArgumentType=false
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from drafters.base import Commit
 from drafters.growth.prices import Prices
-from drafters.growth.recent import KEEP, Recent
+from drafters.growth.recent import KEEP, Recent, bin_of
 from drafters.tree import TokenTree
 
 _GUESS = 0.5  # acceptance of a level before anything was judged
-_BINS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)  # of a drafter's confidence
 _WAKE = 0.03  # tokens a round that drafting must promise before it comes back
 _SHORTEST, _LONGEST = 16, 256  # plain rounds between two trials
 
@@ -76,7 +74,7 @@ class Ledger:
             level: of the node, from 1.
             confidence: what the drafter's law says, in [0, 1]; taken at its word until judged.
         """
-        place = bisect_right(_BINS, confidence)
+        place = bin_of(confidence)
         everywhere = self._chances.mean((0, place), confidence)
         return self._chances.mean((level, place), everywhere)
 
@@ -178,7 +176,7 @@ class Ledger:
         followed = [*(tree.token_list[node] for node in commit.path[1:]), commit.root]
         for node, token in zip(commit.path, followed, strict=True):
             for child in tree.children[node]:
-                place = bisect_right(_BINS, math.exp(confidence[child] - confidence[node]))
+                place = bin_of(math.exp(confidence[child] - confidence[node]))
                 taken = float(tree.token_list[child] == token)
                 self._chances.add((0, place), taken)
                 self._chances.add((depths[child], place), taken)

@@ -147,14 +147,9 @@ def _without_impossible(tree: TokenTree) -> TokenTree:
     """
     laws = tree.laws
     assert laws is not None
-    alive, index = [0], {0: 0}
+    alive, there = [0], {0}
     for node, parent in enumerate(tree.parent_list[1:], start=1):
-        if parent in index and bool(laws.probs[laws.of_list[node - 1]].sum() > 0):
-            index[node] = len(alive)
+        if parent in there and bool(laws.probs[laws.of_list[node - 1]].sum() > 0):
+            there.add(node)
             alive.append(node)
-    if len(alive) == len(tree):
-        return tree
-    keep = torch.tensor(alive)
-    parent = torch.tensor([-1] + [index[tree.parent_list[n]] for n in alive[1:]])
-    of = laws.of[keep[1:] - 1]
-    return TokenTree(tree.tokens[keep], parent, Laws(laws.probs, laws.ids, of))
+    return tree.keep(alive)

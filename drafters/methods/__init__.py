@@ -1,5 +1,41 @@
 """Every drafter family, one file each; importing this package registers them all."""
 
-from drafters.methods import draft_model, eagle, medusa, mtp, ngram, none, standalone
+from drafters.methods import (
+    dflash,
+    dflash2,
+    draft_model,
+    dspark,
+    eagle,
+    eagle1,
+    hybrid,
+    hydra,
+    lookahead,
+    medusa,
+    mtp,
+    ngram,
+    none,
+    peagle,
+    self_window,
+    standalone,
+    suffix,
+)
 
-__all__ = ["draft_model", "eagle", "medusa", "mtp", "ngram", "none", "standalone"]
+__all__ = [
+    "dflash",
+    "dflash2",
+    "draft_model",
+    "dspark",
+    "eagle",
+    "eagle1",
+    "hybrid",
+    "hydra",
+    "lookahead",
+    "medusa",
+    "mtp",
+    "ngram",
+    "none",
+    "peagle",
+    "self_window",
+    "standalone",
+    "suffix",
+]

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.errors import UserError
 from drafters.frontier import Frontier, FrontierCells
 from drafters.growth import Growth
+from drafters.placement import Placement
 from drafters.registry import reads_causal_lms, register
 from drafters.session import CachedSession, Final
 from drafters.shape import TargetShape

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafters.alignment import slot_prediction, useful_slots
+from drafters.alignment import slot_prediction
 from drafters.base import Batch, Features, Prediction
 from drafters.errors import UserError
 from drafters.growth import Growth
@@ -32,9 +32,10 @@ from drafters.packed import PackedLayer
 from drafters.recurrent import RecurrentSession
 from drafters.reduced import ReducedDrafter
 from drafters.registry import register
+from drafters.session import CachedSession
 from drafters.shape import TargetShape
 from drafters.target import Target
-from drafters.unrolled import Documents, UnrolledAttention
+from drafters.unrolled import unroll
 
 Start = Literal["target", "random"]
 
@@ -91,13 +92,13 @@ class EagleParts:
     norm_output: bool
     epsilon: float
 
-    def fuse(self, taps: Tensor) -> Tensor:
+    def fuse(self, read: Tensor) -> Tensor:
         """Return features [..., D] of raw layer outputs [..., K * D]."""
         if self.tap_norm is not None:
-            each = taps.unflatten(-1, self.tap_norm.shape)
+            each = read.unflatten(-1, self.tap_norm.shape)
             normed = F.rms_norm(each, each.shape[-1:], eps=self.epsilon)
-            taps = (normed * self.tap_norm).flatten(-2)
-        return self.fusion(taps)
+            read = (normed * self.tap_norm).flatten(-2)
+        return self.fusion(read)
 
     def advance(
         self,
@@ -190,8 +191,9 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
             self.shape.norm_epsilon,
         )
 
-    def frozen(self, dtype: torch.dtype) -> EagleParts:
-        """Return a packed copy of the maps in this dtype, for decoding."""
+    def frozen(self, target: Target) -> EagleParts:
+        """Return a packed copy of the maps in the target's dtype, for decoding."""
+        dtype = target.dtype
         return EagleParts(
             packed_linear(self.fusion, dtype),
             None if self.tap_norm is None else self.tap_norm.detach().to(dtype, copy=True),
@@ -202,36 +204,24 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
             self.shape.norm_epsilon,
         )
 
-    def predict(self, batch: Batch, target: Target) -> list[Prediction]:
-        """Unroll every slot `unroll` steps: true tokens, the drafter's own states.
-
-        Slot i at step s carries token i + s + 1 at rotary position i + s, and predicts position
-        i + s + 1. Gradients flow through all steps. From step 1 on, slots without a supervised
-        label are left out.
-        """
+    def true_features(self, batch: Batch) -> Tensor:
+        """Return the fused features [B, T, D] of a batch."""
         if batch.taps is None:
             raise ValueError(f"{self.name} reads layers {self.features.layers}: batch.taps is None")
-        rows, length = batch.ids.shape
-        parts = self.parts()
-        documents = Documents(batch.document)
-        attention = [UnrolledAttention(documents) for _ in self.layers]
-        slots = torch.arange(length, device=batch.ids.device).expand(rows, length)
         taps = batch.taps.to(self.fusion.weight.dtype)
-        state = parts.fuse(taps).to(taps.dtype)  # the residual stream stays exact under autocast
-        predictions = []
-        for step in range(self.config.unroll):
-            if step == 1:
-                slots = useful_slots(batch, range(1, self.config.unroll))
-                state = state.gather(1, slots[..., None].expand(-1, -1, state.shape[-1]))
-                for layer in attention:
-                    layer.narrow(slots)
-            tokens = batch.ids.gather(1, (slots + step + 1).clamp_max(length - 1))
-            rotary = self.rotary(batch.position.gather(1, slots) + step, state.dtype)
-            embedding = target.embed(tokens).to(state.dtype)
-            state = parts.advance(state, embedding, rotary, attention)
-            predictions.append(slot_prediction(batch, slots, step, state, parts.logits))
-        return predictions
+        # back in its own dtype: the residual stream stays exact under autocast
+        return self.parts().fuse(taps).to(taps.dtype)
 
-    def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> RecurrentSession:
+    def predict(self, batch: Batch, target: Target) -> list[Prediction]:
+        """Unroll every slot `unroll` steps: true tokens, the drafter's own states."""
+        parts = self.parts()
+        state = self.true_features(batch)
+        steps = unroll(parts, self.rotary, batch, target, state, self.config.unroll)
+        return [
+            slot_prediction(batch, slots, step, state, parts.logits)
+            for step, (slots, state) in enumerate(steps)
+        ]
+
+    def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> CachedSession:
         """Start a decoding session on a frozen copy of the weights."""
         return RecurrentSession(self, target, growth, rows, capacity)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from drafters.alignment import supervised
 from drafters.base import Batch, Features, Prediction
-from drafters.cache import KVCache, Placement
+from drafters.cache import KVCache
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.layers import (
@@ -34,6 +34,7 @@ from drafters.layers import (
     packed_norm,
 )
 from drafters.methods.draft_model import ModelSession
+from drafters.placement import Placement
 from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.session import cache_attention
@@ -101,6 +102,16 @@ class StandaloneDrafter(ReducedDrafter[StandaloneOptions]):
         self.layers = nn.ModuleList(DecoderLayer(self.shape, kind) for _ in layers)
         self.norm = Norm(width, self.shape.norm_epsilon)
         self.head = nn.Linear(width, len(self.vocabulary), bias=False)
+
+    @classmethod
+    def rebuild(cls, options: Mapping[str, object], shape: TargetShape) -> Self:
+        """Make an untrained one from stored options, which hold the sizes of any other model."""
+        if options.get("model") and not options.get("model_shape"):
+            raise UserError(
+                f"drafter {cls.name}: a stored config that names a model ({options['model']}) and "
+                "not its sizes would have it read: give one that training wrote"
+            )
+        return cls.build(options, shape)
 
     @torch.no_grad()
     def init_from(self, target: Target) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafters.base import Drafter
-from drafters.growth import Chain, CostAware, Dynamic, Growth, Prices, Static
+from drafters.growth import BestFirst, Chain, CostAware, Dynamic, Growth, Prices, Static
 from drafters.registry import build_drafter
 from drafters.rules import Context, Rules
 from drafters.sampling import Warp
@@ -78,11 +78,20 @@ def drafter_of(name: str, target: Target, kept: int) -> Drafter:
     """Make an untrained drafter whose head keeps fewer ids than the target has."""
     torch.manual_seed(3)
     options: dict[str, object] = {
+        "dflash": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "layers": 1},
+        "dflash2": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "candidates": 2},
+        "dspark": {"draft_vocab_size": kept, "taps": [0, 1], "slots": 2, "layers": 1},
         "eagle": {"draft_vocab_size": kept, "taps": [0, 1]},
+        "eagle1": {"draft_vocab_size": kept},
+        "peagle": {"draft_vocab_size": kept, "taps": [0, 1], "layers": 1},
+        "hydra": {"draft_vocab_size": kept, "heads": 3},
         "medusa": {"draft_vocab_size": kept, "heads": 3},
         "mtp": {"draft_vocab_size": kept, "modules": 2},
+        "self_window": {"sinks": 1, "window": 2},
         "draft_model": {"model": small(target.shape.vocab_size, seed=2, layers=1)},
     }.get(name, {})
+    if name == "hybrid":
+        options = {"members": ["ngram", drafter_of("medusa", target, kept)]}
     drafter = build_drafter(name, options, target.shape)
     return drafter.eval() if isinstance(drafter, torch.nn.Module) else drafter
 
@@ -112,6 +121,11 @@ FIXED = [
     ("medusa", Chain(2)),
     ("medusa", Static((2, 1))),
     ("medusa", Static(tree=((0,), (1,), (1, 0)))),
+    ("medusa", BestFirst(3, 2)),
+    ("dspark", BestFirst(3, 2)),
+    ("hydra", Dynamic(3, 2, 2)),
+    ("eagle1", Dynamic(3, 2, 2)),
+    ("peagle", Dynamic(3, 2, 2)),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
     ("mtp", Dynamic(3, 2, 2)),
@@ -119,6 +133,13 @@ FIXED = [
     ("ngram", CostAware(2, 1, 2).priced(PRICES)),
     ("medusa", CostAware(3, 2, 2).priced(PRICES)),
     ("eagle", CostAware(3, 2, 2).priced(PRICES)),
+    pytest.param("dspark", CostAware(3, 2, 2).priced(PRICES), marks=pytest.mark.slow),
+    ("suffix", Dynamic(3, 2, 2)),
+    ("lookahead", Static((2, 1))),
+    ("self_window", Chain(2)),
+    ("hybrid", Chain(2)),
+    ("hybrid", Dynamic(3, 2, 2)),
+    ("hybrid", CostAware(3, 2, 2).priced(PRICES)),
 ]
 
 
@@ -168,6 +189,13 @@ def test_a_drawn_chain_that_stops_where_nothing_pays() -> None:
     check(target, drafter_of("medusa", target, kept=2), growth, Warp(1.0), new=3)
 
 
+@pytest.mark.parametrize("growth", [Chain(1, "sampled"), Static((2,), "sampled")], ids=str)
+def test_drawn_beside_copied(growth: Growth) -> None:
+    """Members that draw and members that copy in one tree, cut to one budget."""
+    target = small(3)
+    check(target, drafter_of("hybrid", target, kept=2), growth, Warp(1.0), new=3)
+
+
 @pytest.mark.parametrize(
     ("growth", "verify"),
     [
@@ -191,6 +219,13 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("medusa", Chain(2, "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "lossless"),
         ("medusa", Static((2,), "sampled"), "traversal"),
+        ("dspark", Chain(2, "sampled"), "block"),
+        ("dspark", CostAware(2, 1, 2, "sampled").priced(PRICES), "lossless"),
+        ("dflash", Static((2,), "sampled"), "lossless"),
+        ("dflash2", Chain(2, "sampled"), "lossless"),
+        ("hydra", Chain(2, "sampled"), "lossless"),
+        ("eagle1", Static((2,), "sampled"), "lossless"),
+        ("peagle", Chain(2, "sampled"), "block"),
         ("eagle", Chain(2, "sampled"), "block"),
         ("mtp", Chain(2, "sampled"), "lossless"),
         ("eagle", Static((2,), "sampled"), "traversal"),

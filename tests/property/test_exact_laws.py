@@ -338,6 +338,7 @@ def test_one_law_per_node_is_asked_for(verify: Verifier) -> None:
         verify(laws_of(fractions([1, 1])), TokenTree.chain([0, 1]), WalkingCoin([]))
 
 
-def test_a_block_is_a_chain() -> None:
-    with pytest.raises(ValueError, match=r"block judges chains, and the parents are \[-1, 0, 0\]"):
-        block(laws_of(every([1, 1, 1])), TokenTree.from_paths(0, [[1], [2]]), WalkingCoin([]))
+def test_a_block_with_siblings_is_traversed() -> None:
+    branching = (2, 1)
+    whole, walked = (round_law(v, TARGET, DRAFTER, branching) for v in (block, traversal))
+    assert whole == walked

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from drafters.settings import load
+from drafters.target import Target
 from tests.folders import save_tiny_target
 from tests.scripts import SCRIPTS, Done, run_script
+from training.options import TrainSettings
+from training.parts import prepare
 
 QUICK = ("--max-new-tokens", "8", "--user-tokens", "8", "--rows", "8", "--max-looped", "1")
 
@@ -73,6 +78,30 @@ def test_given_prompts_and_texts(target: Path, base: Path, tmp_path: Path) -> No
     assert pq.read_table(tmp_path / "t" / "chats.parquet").num_rows == 2
 
 
+def test_states_are_kept_for_training(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "chats"
+    options = ("--chats", "12", "--temperatures", "1,0.9", *QUICK)
+    done = make(target, out, *options, "--features", "0,2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "manifest.json").read_text())["chats"] == 12
+
+    def never(*_: object) -> None:
+        raise AssertionError("the target ran over a batch")
+
+    monkeypatch.setattr(Target, "forward_batch", never)
+    given = [f"target={target}", f"data.path={out}", f"features.store={out / 'features'}"]
+    given += ["output=unused", "threads=1", "drafter={taps: [0, 2], draft_vocab_size: 0}"]
+    parts = prepare("eagle", load(TrainSettings, [], given))
+    for lessons in (parts.lessons, parts.held_out):
+        for index in range(len(lessons)):
+            assert torch.isfinite(parts.objective(lessons[index]).loss).all()
+    again = make(target, out, *options)
+    assert again.returncode == 2
+    assert "features" in again.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -85,6 +114,8 @@ def test_given_prompts_and_texts(target: Path, base: Path, tmp_path: Path) -> No
         (["--prompts", "a", "--texts", "b"], "exclude each other"),
         (["--chats", "2", "--template-option", "x"], "give KEY=VALUE"),
         (["--chats", "2", "--rows", "0"], "--rows is 0"),
+        (["--chats", "2", "--features", "1,4"], "give layers from 0 to 3"),
+        (["--chats", "2", "--features", "all"], "--features is 'all'"),
         (["--chats", "2"], "has no chat template"),
     ],
 )

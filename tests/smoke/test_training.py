@@ -25,6 +25,10 @@ from training.parts import prepare
 from training.run import main
 
 ROOT = Path(__file__).parents[2]
+COMMANDS = sorted((ROOT / "training").glob("train_*.py"))
+FAMILIES = [command.stem.removeprefix("train_") for command in COMMANDS]
+CONFIGS = sorted(path.stem for path in (ROOT / "configs" / "drafters").glob("*.yaml"))
+SCRIPT_OF = {"eagle3": "eagle", "fastmtp": "mtp"}  # where a config's name is not its script's
 WORDS = ["the", "and", "in", "an", "then", "thin", "anthem", "band", "hand", "sand"]
 
 
@@ -210,16 +214,15 @@ def test_dry_run_writes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["eagle", "medusa", "mtp", "draft_model"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_command_trains(place: Path, tmp_path: Path, family: str) -> None:
     assert train(family, place, tmp_path / "out") == str(tmp_path / "out" / "best")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["eagle3", "medusa", "mtp", "fastmtp", "draft_model"])
+@pytest.mark.parametrize("config", CONFIGS)
 def test_the_project_s_own_configs_are_valid(place: Path, tmp_path: Path, config: str) -> None:
-    family = {"eagle3": "eagle", "fastmtp": "mtp"}.get(config, config)
-    script = ROOT / "training" / f"train_{family}.py"
+    script = ROOT / "training" / f"train_{SCRIPT_OF.get(config, config)}.py"
     file = f"configs/drafters/{config}.yaml"
     given = settings(place, tmp_path / "out", "threads=1", "--dry-run")
     assert "first batch:" in run(sys.executable, script, "--config", file, *given).stdout

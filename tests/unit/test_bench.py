@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from drafters import Target
 from drafters.base import Commit, Features
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
+from drafters.registry import joined
 from drafters.sampling import RowRandom, Warp
 from drafters.tree import TokenTree
 from inference import generate
@@ -253,6 +255,26 @@ def test_rows_decode_together_with_equal_outputs(target: Target) -> None:
     # a round's time is shared by the rows that took part in it
     shared = sum(r.seconds for output in own.outputs for r in output.rounds)
     assert shared == pytest.approx(own.clock.decode)
+
+
+def test_members_of_a_joint_drafter_have_accounts(target: Target) -> None:
+    """What each cost and would have got alone is shown below what they did together."""
+    answers = plain(target, 13)
+    parts = [Known(answers, lambda _: 3), Known(answers, lambda _: 1, seconds=0.002)]
+    race = [contender(joined(parts))]
+    result = summarise(measure(target, race, PROMPTS, QUICK), "x")
+    one = result["drafters"][0]
+    assert (one["tau"], one["rounds"]) == (4.0, 18)
+    right, slow = one["members"]
+    assert (right["rounds"], right["accepted"], slow["accepted"]) == (18, 54, 18)
+    assert right["drafted"] == slow["drafted"] == 18 * 4
+    assert slow["seconds"] >= 18 * 0.002
+    console = Console(file=StringIO(), width=120)
+    console.print(table(result))
+    text = console.file.getvalue()
+    assert "known+known" in text
+    assert re.search(r"known +alone, in the same rounds +4\.00", text)
+    assert re.search(r"known +alone, in the same rounds +2\.00", text)
 
 
 def test_every_key_of_the_contract_and_a_table(measured: Measurement, tmp_path: Path) -> None:

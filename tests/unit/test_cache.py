@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from drafters.base import Features
-from drafters.cache import Block, KVCache
+from drafters.cache import KVCache
 from drafters.errors import UserError
-from drafters.target import Target, causal_block
+from drafters.placement import Block, causal_block
+from drafters.target import Target
 from drafters.tree import TokenTree
 from tests.tiny import prompts_of, tiny_target
 
@@ -151,3 +152,50 @@ def test_a_full_cache_is_refused() -> None:
 def test_memory_is_checked_before_it_is_taken() -> None:
     with pytest.raises(UserError, match=r"a cache of 100000 rows x 1000000 tokens needs .* GiB"):
         KVCache(100_000, 1_000_000, layers=30, heads=3, head_dim=64)
+
+
+@pytest.mark.parametrize("width", [1, 3, 70])
+@pytest.mark.parametrize("window", [None, 2, 5, 200])
+def test_a_rows_chain_takes_its_mask_from_one_template(width: int, window: int | None) -> None:
+    """What is cut out of the template equals what is built token by token."""
+    cache = small_cache(2, 90)
+    for length in (0, 4, 17):
+        cache.lengths[1] = length
+        chain = causal_block(width)
+        placements = [
+            cache.place([None, block])
+            for block in (chain, Block(chain.offset, chain.visible.clone()))
+        ]
+        found, built = (p.mask(window, 2, torch.float32) for p in placements)
+        assert placements[0].chain is not None
+        assert placements[1].chain is None
+        assert torch.equal(placements[0].positions, placements[1].positions)
+        assert placements[0].cells == placements[1].cells
+        assert torch.equal(placements[0].key_position, placements[1].key_position)
+        if found is None:
+            assert built is None or bool((built == 0).all())
+        else:
+            assert built is not None
+            assert torch.equal(found, built)
+
+
+def test_masks_and_positions_of_a_chain_are_built_once() -> None:
+    cache = small_cache(1, 32)
+    masks = []
+    for _ in range(3):
+        placement = cache.place([causal_block(4)])
+        masks.append(placement.mask(None, 3, torch.float32))
+        assert placement.positions.data_ptr() == cache.masks.columns[cache.lengths[0] :].data_ptr()
+        cache.advance([2])
+    storages = {mask.untyped_storage().data_ptr() for mask in masks if mask is not None}
+    assert len(storages) == 1
+
+
+def test_padding_moves_no_keys_position() -> None:
+    """The shorter row's padding lies beyond what the longer one reads."""
+    cache = small_cache(2, 16)
+    cache.advance([5, 2])
+    placement = cache.place([causal_block(3), causal_block(4)])
+    assert placement.span == 8
+    assert placement.key_position[0].tolist() == list(range(8))
+    assert placement.key_position[1, :6].tolist() == list(range(6))

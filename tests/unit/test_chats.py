@@ -3,19 +3,24 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from drafters.base import Features
 from drafters.errors import UserError
+from drafters.losses import LossSettings
 from drafters.target import Target
 from inference.stop import Stop
 from tests.folders import TEMPLATE, VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import tiny_model
 from training.chat_settings import ChatSettings
-from training.chats import ChatMaker, Shard
+from training.chats import ChatMaker, Shard, row_keys
+from training.features import Lessons
 from training.forms import ChatForm
+from training.options import FeatureSettings
 from training.records import read_records
 from training.shards import CHATS, MANIFEST, Goal, ShardFolder
 from training.sources import Source, Start, given_prompts, given_texts, self_chat
@@ -280,12 +285,13 @@ def test_texts_are_continued_without_a_template(tmp_path: Path) -> None:
         maker(target, self_chat(None, 0))
 
 
-SETTINGS = {"seed": 0}
+SETTINGS = {"seed": 0, "source": {"kind": "self-chat"}}
 
 
 def fill(folder: Path, goal: Goal, shards: int | None = None) -> ShardFolder:
     """Make chats as scripts/make_chats.py does; with `shards`, stop as a kill would."""
-    store = ShardFolder(folder, SETTINGS)
+    wanted = {"tokens": goal.tokens, "chats": goal.chats}
+    store = ShardFolder(folder, {**SETTINGS, "goal": wanted})
     work = maker(talker(), self_chat(None, 0))
     tally = store.tally()
     while (size := tally.next_size(goal, 6)) and shards != 0:
@@ -318,15 +324,42 @@ def test_a_goal_in_tokens_takes_no_chat_too_many(tmp_path: Path) -> None:
     assert sum(map(sum, masks[:-1])) < 60
 
 
+def test_a_finished_data_set_grows(tmp_path: Path) -> None:
+    first = fill(tmp_path, Goal(chats=5)).finish(Goal(chats=5), {})
+    small = pq.read_table(tmp_path / CHATS)
+    fill(tmp_path, Goal(chats=12), shards=1)
+    assert pq.read_table(tmp_path / CHATS).equals(small)  # until there is more
+    assert len(read_records(tmp_path)) == 5
+    grown = fill(tmp_path, Goal(chats=12)).finish(Goal(chats=12), {})
+    table = pq.read_table(tmp_path / CHATS)
+    assert table.slice(0, 5).equals(small)
+    assert table.num_rows == grown["chats"] == 12
+    assert len({tuple(ids) for ids in table["ids"].to_pylist()}) == 12
+    numbers = [int(name) for name in table["id"].to_pylist()]
+    assert numbers == sorted(set(numbers))
+    assert numbers[5] >= first["made"]
+    assert grown["made"] == 12 + grown["beyond_the_goal"] + sum(grown["dropped"].values())
+    assert not (tmp_path / "shards").exists()
+    with pytest.raises(UserError, match=r"holds 12 chats .* ask for more than that"):
+        fill(tmp_path, Goal(chats=7))
+
+
+def test_the_keys_of_stored_chats_are_those_they_were_made_with() -> None:
+    shard = maker(talker(), self_chat(None, 0)).make(0, 6, set())
+    assert shard.rows
+    assert [key for row in shard.rows for key in row_keys(row, "self-chat")] == shard.keys
+
+
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, Goal(chats=2), shards=1)
+    other = {**SETTINGS, "seed": 1}
     with pytest.raises(UserError, match="seed 0, now it is 1"):
-        ShardFolder(tmp_path, {"seed": 1})
+        ShardFolder(tmp_path, other)
     goal = Goal(chats=2)
     fill(tmp_path, goal).finish(goal, {})
     with pytest.raises(UserError, match=f"{MANIFEST} is of a run with seed 0"):
-        ShardFolder(tmp_path, {"seed": 1})
-    assert ShardFolder(tmp_path, SETTINGS).done
+        ShardFolder(tmp_path, other)
+    assert ShardFolder(tmp_path, {**SETTINGS, "goal": {"tokens": None, "chats": 2}}).done
 
 
 def test_a_target_that_moved_is_the_same(tmp_path: Path) -> None:
@@ -367,3 +400,36 @@ def test_a_run_that_goes_on_may_change_its_goal(tmp_path: Path) -> None:
     ShardFolder(tmp_path, {"seed": 0, "goal": {"tokens": 50}}).lock.release()
     with pytest.raises(UserError, match="seed 0, now it is 1"):
         ShardFolder(tmp_path, {"seed": 1, "goal": {"tokens": 50}})
+
+
+@pytest.mark.parametrize(("template", "turns"), [(SYSTEM, 2), (THINKING, 2)])
+def test_kept_states_are_those_of_a_full_forward(tmp_path: Path, template: str, turns: int) -> None:
+    """Prompt and answer, read and written one token at a time, several turns and parts."""
+    target = talker(template)
+    words = prompts(tmp_path, *[[f"{word} {i}" for i in range(turns)] for word in ("Hi", "Go on")])
+    settings = ChatSettings(temperatures=(1.0, 0.9), max_new_tokens=24, max_looped=1.0)
+    options: dict[str, Any] = {"rows": 2, "tick": lambda *_: None}
+    plain = ChatMaker(target, words, settings, **options).make(0, 2, set())
+    assert not plain.states
+    layers = (0, 1)
+    keeping = ChatMaker(target, words, settings, layers=layers, dtype=torch.float32, **options)
+    shard = keeping.make(0, 2, set())
+    assert shard.rows == plain.rows
+    assert len(shard.states) == len(shard.rows) > 1
+    for row, (example, states) in zip(shard.rows, shard.states, strict=True):
+        assert (example.ids.tolist(), example.label_mask.tolist()) == (
+            row["ids"],
+            row["label_mask"],
+        )
+        lessons = Lessons(
+            [example],
+            [[0]],
+            target=target,
+            features=Features(layers),
+            settings=FeatureSettings(),
+            loss=LossSettings(),
+        )
+        (wanted,) = lessons._run_target([example])
+        assert len(states.last) == len(example) - 1
+        for name, value in vars(wanted).items():
+            torch.testing.assert_close(getattr(states, name), value, atol=1e-4, rtol=1e-4)

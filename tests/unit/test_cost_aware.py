@@ -17,6 +17,7 @@ from drafters.growth import (
     Prices,
     build_growth,
 )
+from drafters.growth.cost_aware import confident_scores
 from drafters.registry import build_drafter
 from drafters.sampling import RowRandom, Warp
 from drafters.session import CachedSession
@@ -45,6 +46,34 @@ def grow(growth: CostAwareGrowth, guesser: Markov, warp: Warp | None = None) -> 
         assert tree.drafted <= growth.nodes
         assert int(tree.depth.max()) <= growth.depth
     return trees
+
+
+def test_a_stated_chance_goes_to_the_best_child_and_the_rest_to_its_siblings() -> None:
+    value = torch.tensor([[[0.6, 0.3], [1.0, 0.0]]]).log()
+    scores = confident_scores(value, torch.tensor([[0.8, 0.4]])).exp()
+    torch.testing.assert_close(scores, torch.tensor([[[0.8, 0.15], [0.4, 0.0]]]))
+
+
+class Sure(Markov):
+    """A guesser that states one chance for whatever is drafted after any node."""
+
+    chance = 0.8
+
+    def confidence(self) -> Tensor:
+        nodes = self.frontiers[-1].tokens if self.frontiers else self.roots[:, None]
+        return torch.full(nodes.shape, self.chance)
+
+
+def test_what_is_stated_counts_not_what_the_law_says() -> None:
+    """Rounds a second of 1, .5, .45: a chance of .8 pays for no first draft, .99 would."""
+    prices = Prices(((1, 1.0), (2, 2.0), (3, 1 / 0.45)))
+    certain = laws([0.01, 0.99], [0.01, 0.99])
+    warp = Warp(1.0)
+    limits = CostAware(nodes=2, width=1, depth=2, draft="sampled")
+    (lawful,) = grow(limits.priced(prices), Markov([0], [certain]), warp)
+    (stated,) = grow(limits.priced(prices), Sure([0], [certain]), warp)
+    assert lawful.drafted == 2
+    assert stated.drafted == 0
 
 
 def test_a_node_is_kept_while_its_survival_pays() -> None:

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 import drafters.session
-from drafters.base import Batch, Commit, Prediction
+from drafters.base import Batch, Commit
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
-from drafters.frontier import Frontier
-from drafters.growth import Chain, Dynamic, Growth, Guesser, Static
+from drafters.growth import Chain, Dynamic, Growth, Static
 from drafters.methods.eagle import EagleDrafter, EagleOptions
 from drafters.methods.none import NoDrafter
-from drafters.recurrent import RecurrentSession
-from drafters.sampling import Coin, RowRandom, Warp
+from drafters.sampling import RowRandom, Warp
+from drafters.session import CachedSession
 from drafters.target import Target
-from drafters.tree import TokenTree, chain_parents
+from drafters.tree import TokenTree
 from inference import generate
+from tests.forced import Forced, by_slot
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 UNROLL = 4
@@ -64,38 +64,6 @@ def batch_of(
     position = (same & torch.ones_like(same).tril()).sum(-1) - 1
     taps, last = target.forward_batch(ids, document, position, drafter.features)
     return Batch(ids, document >= 0, document, position, taps, last)
-
-
-def by_slot(predictions: Sequence[Prediction]) -> dict[tuple[int, int], Tensor]:
-    """Return {(step, flat slot): logits}, once the positions are checked."""
-    found = {}
-    for step, prediction in enumerate(predictions):
-        assert prediction.depth == step + 1
-        assert torch.equal(prediction.positions, prediction.group + step + 1)
-        assert bool((prediction.positions[1:] > prediction.positions[:-1]).all())
-        logits = prediction.logits(slice(0, len(prediction.group))).detach()
-        for slot, row in zip(prediction.group.tolist(), logits, strict=True):
-            found[step, slot] = row
-    return found
-
-
-class Forced:
-    """A growth that feeds given tokens to every row and keeps the logits it is told."""
-
-    def __init__(self, tokens: Sequence[Sequence[int]]) -> None:
-        self.tokens = torch.tensor(tokens)
-        self.depth = self.cells = self.nodes = self.tokens.shape[1]
-        self.draft = "argmax"
-        self.logits: list[Tensor] = []
-
-    def grow(
-        self, roots: Sequence[int], guesser: Guesser, warp: Warp, coins: Sequence[Coin]
-    ) -> list[TokenTree]:
-        self.logits = [guesser.root_logits()]
-        parent = torch.zeros(len(roots), 1, dtype=torch.int64)
-        for depth, column in enumerate(self.tokens.unbind(1), start=1):
-            self.logits.append(guesser.step(Frontier(column[:, None], parent, depth))[:, 0])
-        return [TokenTree(torch.tensor([root]), chain_parents(1)) for root in roots]
 
 
 def commits_of(batch: Batch, lengths: Sequence[int], start: int = 0) -> list[Commit]:
@@ -222,7 +190,7 @@ def test_gradients_flow_through_all_steps(target: Target) -> None:
 
 
 def proposals(
-    session: RecurrentSession, batch: Batch, lengths: Sequence[int], asked: Sequence[bool]
+    session: CachedSession, batch: Batch, lengths: Sequence[int], asked: Sequence[bool]
 ) -> list[TokenTree]:
     """Commit a row piece by piece; propose after the pieces that are asked for."""
     trees = []

@@ -26,9 +26,16 @@ from inference.stop import Stop
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 OPTIONS: dict[str, dict[str, object]] = {
+    "dflash": {"draft_vocab_size": 64, "taps": [0, 1, 2], "qk_norm": True},
+    "dflash2": {"draft_vocab_size": 64, "taps": [0, 1, 2], "selector_rank": 8},
+    "dspark": {"draft_vocab_size": 64, "taps": [0, 2], "attention_bias": True},
     "eagle": {"draft_vocab_size": 64, "taps": [0, 1, 2]},
+    "eagle1": {"draft_vocab_size": 64, "unroll": 3},
+    "hydra": {"draft_vocab_size": 64},
     "medusa": {"draft_vocab_size": 64},
     "mtp": {"draft_vocab_size": 64, "modules": 2},
+    "peagle": {"draft_vocab_size": 64, "taps": [0, 1, 2], "layers": 2},
+    "self_window": {"sinks": 1, "window": 6},
     "standalone": {"draft_vocab_size": 64, "num_layers": 2},
 }
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
@@ -36,6 +43,8 @@ PROMPTS = prompts_of(20, 5, 13, 1)
 GROWTHS: list[Growth] = [Chain(3), Static((2, 1, 2)), Dynamic(6, 3, 3)]
 SAMPLED: list[Growth] = [Chain(3, "sampled"), Static((3, 2), "sampled"), Dynamic(6, 3, 3)]
 NAMES = sorted(methods())
+# Drafts come of what the rounds before showed, in which a row's neighbours have no part.
+REMEMBER_ROUNDS = {"lookahead"}
 NEURAL = [name for name in NAMES if issubclass(methods()[name], NeuralDrafter)]
 
 
@@ -55,6 +64,8 @@ def make(name: str, target: Target) -> Drafter:
     options = dict(OPTIONS.get(name, {}))
     if name == "draft_model":
         options["model"] = Target(tiny_model(seed=9, num_hidden_layers=2), name="small")
+    if name == "hybrid":  # what a row has learned is not in its text
+        options = {"members": ["ngram", make("medusa", target)], "learn": False}
     drafter = build_drafter(name, options, target.shape)
     if isinstance(drafter, NeuralDrafter):
         with contextlib.suppress(UserError):  # layers of another kind: it stays as it was made
@@ -120,6 +131,8 @@ def test_proposals_depend_on_the_text_alone(
     drafter: Drafter, growth: Growth, target: Target
 ) -> None:
     """After any accepted length a session proposes what a fresh one proposes for the same text."""
+    if drafter.name in REMEMBER_ROUNDS:
+        pytest.skip("drafts depend on the rounds before")
     for before, tree in rounds_of(target, drafter, growth, PROMPTS[0], 12):
         tree.check()
         assert tree.root == before[-1]
@@ -208,19 +221,21 @@ def test_save_load_and_propose_the_same(
 def test_a_file_holds_only_what_is_trained(
     neural: NeuralDrafter, target: Target, tmp_path: Path
 ) -> None:
-    """No tensor of the target's: every tensor is a trained parameter, or the draft vocabulary."""
+    """No tensor of the target's: every tensor is a trained parameter, or the draft vocabulary, or
+    a few numbers that were calibrated.
+    """
     folder = save_drafter(neural, tmp_path / "d", target)
     with safe_open(folder / "model.safetensors", "pt") as file:
         names = set(file.keys())
     trained = {name for name, p in neural.named_parameters() if p.requires_grad}
-    ids = {name for name, b in neural.named_buffers() if b.dtype == torch.int64}
-    assert names == trained | ids
-    loss = sum(
-        p.logits(slice(0, len(p.positions))).logsumexp(-1).sum()
-        for p in neural.train().predict(
-            batch_of(target, neural, torch.tensor([prompts_of(16)[0]])), target
-        )
-    )
+    buffers = dict(neural.named_buffers())
+    assert all(b.dtype == torch.int64 or b.numel() <= 16 for b in buffers.values())
+    assert names == trained | set(buffers)
+    batch = batch_of(target, neural, torch.tensor([prompts_of(16)[0]]))
+    loss = torch.zeros(())
+    for p in neural.train().predict(batch, target):
+        loss = loss + p.logits(slice(0, len(p.positions))).logsumexp(-1).sum()
+        loss = loss + sum(other.sum() for other in p.auxiliary.values())
     neural.zero_grad()
     loss.backward()
     neural.eval()

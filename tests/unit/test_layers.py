@@ -27,6 +27,8 @@ BANNED = {
 }
 # Method names that are also everyday words: only a string that is the whole name counts.
 EVERYDAY = {"suffix", "lookahead", "hybrid", "draft_model", "standalone"}
+# What transformers calls a kind of layer.
+FOREIGN = {("drafters/selftest.py", "hybrid")}
 # The baseline that every measurement compares with, and a value of many options.
 BASELINE = "none"
 
@@ -152,7 +154,7 @@ def test_no_method_is_named_outside_its_file(file: Path) -> None:
     leaks = [
         f"{relative(file)}:{line}: {text!r} names {found}"
         for line, text, is_string in words(parsed(file))
-        if (found := named(text, is_string, names))
+        if (found := named(text, is_string, names)) and (relative(file), text) not in FOREIGN
     ]
     assert leaks == []
 

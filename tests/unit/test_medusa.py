@@ -11,7 +11,8 @@ from drafters.base import Batch, Commit
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Dynamic, Growth, Static
-from drafters.methods.medusa import MedusaDrafter, MedusaOptions
+from drafters.heads import HeadsOptions
+from drafters.methods.medusa import MedusaDrafter
 from drafters.methods.none import NoDrafter
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
@@ -226,5 +227,5 @@ def test_what_is_learned_is_accepted_after_a_reload(target: Target, tmp_path: Pa
 
 
 def test_the_defaults_are_documented() -> None:
-    text = MedusaOptions.__doc__ or ""
-    assert all(f"{name}:" in text for name in MedusaOptions.__dataclass_fields__)
+    text = HeadsOptions.__doc__ or ""
+    assert all(f"{name}:" in text for name in HeadsOptions.__dataclass_fields__)

@@ -18,7 +18,7 @@ from tests.folders import VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import tiny_model
 
 PROMPTS = [Prompt("1", "chat", ("Hi the land",)), Prompt("2", "code", ("x = 1",))]
-QUICK = BenchSettings(max_new_tokens=9, repeats=2, warmup=1)
+QUICK = BenchSettings(max_new_tokens=24, repeats=2, warmup=1)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,37 @@ def test_peers_are_timed_in_the_same_turns_and_give_the_same_text(target: Target
 
 def test_a_sampling_peer_draws_what_it_is_told(target: Target) -> None:
     peer = Peer.parse("hf", target.dtype)
-    first, again, other = (peer.decode(target, [1, 2], 12, Warp(1.0), s).ids for s in (0, 0, 1))
+    first, again, other = (_ids(peer, target, Warp(1.0), seed) for seed in (0, 0, 1))
     assert first == again != other
-    nearly_greedy = peer.decode(target, [1, 2], 12, Warp(1.0, top_k=1), 3).ids
-    assert nearly_greedy == peer.decode(target, [1, 2], 12, Warp(), 0).ids
+    assert _ids(peer, target, Warp(1.0, top_k=1), 3) == _ids(peer, target, Warp(), 0)
+
+
+def _ids(peer: Peer, target: Target, warp: Warp, seed: int) -> list[int]:
+    return peer.decode(target, [[1, 2]], 12, warp, seed)[0].ids
+
+
+def test_prompts_answered_together_by_a_peer_share_its_time(target: Target) -> None:
+    peer = Peer.parse("hf", target.dtype)
+    together = BenchSettings(max_new_tokens=9, repeats=1, warmup=1, rows=2)
+    told: list[int] = []
+    result = summarise(
+        measure(target, [], PROMPTS, together, lambda: told.append(1), [peer]), "prompts.jsonl"
+    )
+    assert len(told) == steps(len(PROMPTS), 0, together, 1)
+    assert result["peers"][0]["identical"] == 2
+    first, second = (peer.outputs[prompt][0] for prompt in (0, 1))
+    assert first.total_seconds == second.total_seconds
+
+
+def test_nothing_after_an_end_token_counts(target: Target) -> None:
+    model = tiny_model(vocab_size=VOCAB_SIZE, num_hidden_layers=2)
+    peer = Peer.parse("hf", target.dtype)
+    whole = peer.decode(target, [[1], [2, 3, 4]], 9, Warp(), 0)
+    end = whole[0].ids[2]
+    model.generation_config.eos_token_id = end
+    cut = peer.decode(Target(model, tiny_tokenizer(), name="ends"), [[1], [2, 3, 4]], 9, Warp(), 0)
+    assert cut[0].ids == whole[0].ids[: whole[0].ids.index(end) + 1]
+    assert cut[0].decoded == len(cut[0].ids) - 1
 
 
 def test_bad_peers_get_one_clear_line(target: Target, tmp_path: Path) -> None:
@@ -65,8 +92,8 @@ def test_bad_peers_get_one_clear_line(target: Target, tmp_path: Path) -> None:
         Peer.parse("vllm", torch.float32)
     with pytest.raises(UserError, match="assistant"):
         Peer.parse(f"hf-assistant={tmp_path}", torch.float32)
-    peer = Peer.parse("hf", torch.float32)
+    lookup = Peer.parse("hf-lookup", torch.float32)
     with pytest.raises(UserError, match="rows is 2: give 1"):
-        measure(target, [], PROMPTS, BenchSettings(rows=2), peers=[peer])
+        measure(target, [], PROMPTS, BenchSettings(rows=2), peers=[lookup])
     with pytest.raises(UserError, match="without penalties"):
-        peer.decode(target, [1], 2, Warp(rules=Rules(repetition_penalty=1.2)), 0)
+        lookup.decode(target, [[1]], 2, Warp(rules=Rules(repetition_penalty=1.2)), 0)

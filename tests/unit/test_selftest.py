@@ -13,9 +13,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from drafters import reference, target
-from drafters.cache import Placement
 from drafters.errors import UserError
 from drafters.lean import LeanModel
+from drafters.placement import Placement
 from drafters.selftest import SelfTest
 from drafters.shape import TargetShape
 from drafters.target import Target

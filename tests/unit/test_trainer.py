@@ -22,6 +22,7 @@ from drafters.target import Target
 from inference.stats import Acceptance, Round, acceptance
 from tests.tiny import tiny_target
 from tests.unit.test_objective import drafter_of, examples_of, lessons_of
+from training.adapters import add_adapters
 from training.batches import order_of
 from training.examples import Example
 from training.features import Lesson
@@ -67,6 +68,8 @@ def trainer_of(
     identity: dict[str, object] | None = None,
 ) -> Trainer:
     drafter = drafter_of(target, name)
+    if settings.optim.lora_rank:
+        add_adapters(drafter, settings.optim)
     chats = examples or examples_of(20, 14, 17, 30, 25, 11, 19, 23, 28, 16)
     groups = [[i] for i in range(len(chats))]
     run = Run(
@@ -327,6 +330,18 @@ def test_a_time_budget_ends_the_run(tmp_path: Path, target: Target) -> None:
     assert 0.2 <= trainer.progress.elapsed < 5
     again = trainer_of(target, settings_of(tmp_path, schedule=schedule, resume=True))
     assert again.share == 1
+
+
+def test_a_time_budget_is_a_schedule(tmp_path: Path, target: Target) -> None:
+    """The rate follows the share of the minutes, those before a resume included."""
+    schedule = ScheduleSettings(epochs=None, time_budget="12m", kind="linear", warmup=0.0)
+    trainer = trainer_of(target, settings_of(tmp_path, schedule=schedule))
+    for minutes, left in ((0, 1.0), (3, 0.75), (9, 0.25)):
+        trainer._before = minutes * 60.0
+        share = trainer.share
+        assert share == pytest.approx(1 - left, abs=0.02)
+        trainer.step(share)
+        assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * left, rel=0.05)
 
 
 def test_epochs_end_the_run(tmp_path: Path, target: Target) -> None:

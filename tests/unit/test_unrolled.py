@@ -76,6 +76,24 @@ def test_narrowing_to_some_tokens_changes_nothing_for_them(document: list[int]) 
         torch.testing.assert_close(narrow, whole(q[step], k[step], v[step])[:, slots[0]])
 
 
+def test_narrowing_again_goes_on_with_some_of_the_rest() -> None:
+    """Own keys of earlier steps stay with their tokens."""
+    documents = Documents(torch.zeros(2, 6, dtype=torch.int64))
+    steps = [[torch.randn(2, 6, heads, 4) for heads in (4, 2, 2)] for _ in range(4)]
+    whole, part = UnrolledAttention(documents), UnrolledAttention(documents)
+    slots = torch.arange(6).expand(2, 6)
+    picks = [None, [[0, 4, 2, 5], [1, 2, 3, 0]], [[2, 0], [3, 1]], [[1], [0]]]
+    for step, pick in zip(steps, picks, strict=True):
+        if pick is not None:
+            places = torch.tensor(pick)
+            slots = slots.gather(1, places)
+            part.narrow(places)
+        index = slots[..., None]
+        narrow = part(*(x.gather(1, index[..., None].expand(-1, -1, *x.shape[2:])) for x in step))
+        wide = whole(*step)
+        torch.testing.assert_close(narrow, wide.gather(1, index.expand(-1, -1, wide.shape[-1])))
+
+
 def test_documents_become_rows_and_come_back() -> None:
     document = torch.tensor([[0, 0, 0, 1, 1], [-1, 2, 2, -1, -1], [3, 3, 3, 3, 3]])
     documents = Documents(document)

@@ -1,0 +1,104 @@
+"""EAGLE-3 as the speculators library writes it: nested config, the target's embedding inside."""
+
+import torch
+
+from drafters.errors import UserError
+from drafters.formats.dialect import Dialect, Ours, Theirs, needed, refuse
+from drafters.formats.eagle3 import EMBEDDING, FAMILY, Names, flags, layer_list, read, table
+from drafters.formats.foreign import Foreign
+from drafters.formats.id_tables import id_tables
+from drafters.formats.keys import to_theirs
+from drafters.formats.llama_config import read_sizes, write_sizes
+from drafters.target import Target
+
+NAME, KIND = "speculators", "eagle3"
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_NAMES = Names()
+
+
+def _write(ours: Ours, target: Target | None) -> Theirs:
+    options, shape = ours.options, ours.shape
+    target = needed(target, "the embedding")
+    refuse(FAMILY, NAME, {"attention_bias": options["attention_bias"]})
+    ids = ours.ids
+    dtype = str(ours.dtype).removeprefix("torch.")
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": options["unroll"],
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": KIND,
+        "speculators_version": "0.6.0",
+        "draft_vocab_size": shape.vocab_size if ids is None else len(ids),
+        "norm_before_residual": options["norm_before_residual"],
+        "norm_before_fc": False,
+        "fc_norm": options["tap_norm"],
+        "norm_output": options["norm_output"],
+        "embed_requires_grad": False,
+        "target_hidden_size": None,
+        _IDS: [k + 1 for k in options["taps"]],
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype,
+        "dtype": dtype,
+        "speculators_config": {
+            "algorithm": KIND,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {
+                "name_or_path": target.name,
+                "architectures": [type(target.model).__name__],
+            },
+        },
+        "transformer_layer_config": {
+            "model_type": "qwen3" if options["qk_norm"] else "llama",
+            "num_hidden_layers": options["layers"],
+            "vocab_size": shape.vocab_size,
+            **write_sizes(shape),
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+    }
+    tensors = to_theirs(ours.tensors, table(options, shape, _NAMES))
+    every = torch.arange(shape.vocab_size, device=target.device)
+    tensors[EMBEDDING] = target.embed(every).to("cpu", ours.dtype, copy=True)
+    if ids is not None:
+        tensors |= id_tables(ids, shape.vocab_size)
+    return Theirs(config, tensors)
+
+
+def _claims(foreign: Foreign) -> bool:
+    return foreign.config.get("speculators_model_type") == KIND
+
+
+def _read(foreign: Foreign, target: Target) -> Ours:
+    config, folder = foreign.config, foreign.folder
+    inner = foreign.section("transformer_layer_config")
+    vocab_size = inner.get("vocab_size", target.shape.vocab_size)  # omitted where it is a default
+    # the library's own default class, where nothing is said
+    sizes = {"model_type": "qwen3", **inner}
+    shape = read_sizes(sizes, folder, target.shape.num_layers, vocab_size)
+    options = {
+        "layers": inner.get("num_hidden_layers", 1),
+        # absent, it is false for the library and true for vLLM
+        **flags(config, folder, residual_absent=None),
+        "unroll": _tokens(foreign),
+    }
+    taps = layer_list(foreign, _IDS, config.get(_IDS), 1)
+    return read(foreign, target, _NAMES, shape, taps, options)
+
+
+def _tokens(foreign: Foreign) -> int:
+    """Return how many tokens a round are proposed: the depths that it was trained for."""
+    methods = foreign.section("speculators_config").get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    count = first.get("speculative_tokens", 3) if isinstance(first, dict) else first
+    if type(count) is not int or count < 1:
+        raise UserError(f"{foreign.folder}: speculative_tokens is {count!r}: give 1 or more")
+    return count
+
+
+DIALECT = Dialect(NAME, FAMILY, _write, _read, _claims)

@@ -1,0 +1,288 @@
+"""Placement: where the new tokens of a forward go in a cache, and who sees whom.
+
+Owns cells, positions and masks of one forward; cache.py stores and reads by them. Committed tokens
+of row b fill columns 0..lengths[b]-1, new ones the columns behind; column = position for every
+committed token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from drafters.tree import causal
+
+_ROUND = 64  # new tokens of a row in a round at most: masks of wider chains are not kept
+
+
+@dataclass(frozen=True)
+class Block:
+    """The new tokens of one row: their offsets from the root and who sees whom.
+
+    Args:
+        offset: [n] int64; position minus the row's length (0 for the root, depth for a node).
+        visible: [n, n] bool; row i marks the new tokens that token i sees, itself included.
+    """
+
+    offset: Tensor
+    visible: Tensor
+
+
+def causal_block(length: int) -> Block:
+    """Return the block of a row's next `length` tokens, each seeing those before it."""
+    return Block(torch.arange(length), causal(length))
+
+
+class ChainMasks:
+    """Masks of a chain in a single row: views of one mask a width, since only the length differs.
+
+    Args:
+        capacity: columns a row can hold.
+        device: of the masks.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        """Start without masks."""
+        self.capacity, self.device = capacity, device
+        self.columns = torch.arange(capacity, device=device)
+        self._whole: dict[tuple[int, int | None, int, torch.dtype], Tensor] = {}
+
+    def mask(
+        self, width: int, span: int, window: int | None, groups: int, dtype: torch.dtype
+    ) -> Tensor | None:
+        """Return the additive mask [1, 1, groups * width, span] of the last `width` columns."""
+        if window is not None and span <= window:
+            window = None
+        if width == 1 and window is None:
+            return None
+        if width > _ROUND:
+            return self._build(width, span, window, groups, dtype)
+        key = (width, window, groups, dtype)
+        if key not in self._whole:
+            self._whole[key] = self._build(width, self.capacity + width, window, groups, dtype)
+        return self._whole[key][..., self.capacity + width - span :]
+
+    def _build(
+        self, width: int, span: int, window: int | None, groups: int, dtype: torch.dtype
+    ) -> Tensor:
+        query = torch.arange(span - width, span, device=self.device)[:, None]
+        ahead = torch.arange(span, device=self.device) - query
+        hidden = ahead > 0
+        if window is not None:
+            hidden |= ahead <= -window
+        return additive(hidden[None], groups, dtype)
+
+
+@dataclass
+class Placement:
+    """Where M new tokens go and what they may read.
+
+    Args:
+        rows: the contiguous range of cache rows that take part.
+        cells: [M] int64, flat cell (row * capacity + column) of each token; a slice where they
+            are one run, as one row's are.
+        positions: [M] int64 context positions.
+        grid: [M] int64 place of each token in the padded [rows, width] grid; None if it fills it.
+        width: the widest row's number of new tokens.
+        span: columns read, 0..span-1.
+        hidden: [rows, width, span] bool, True where a token may not look; None: all see all.
+        query_position: [rows, width]; for sliding windows and models that are told positions.
+        guessed: columns and positions, both [rows, n], of what is not committed; None where every
+            column is its position. Column `span` is nobody's.
+        counts: number of new tokens of each row of the cache (0 for rows that do not take part).
+        chain: gives the masks of a single row's chain, in place of hidden.
+        moved: positions [rows, span] of all columns, where committed ones are not their columns.
+        blind: columns before this one are hidden from every token.
+    """
+
+    rows: slice
+    cells: Tensor | slice
+    positions: Tensor
+    grid: Tensor | None
+    width: int
+    span: int
+    hidden: Tensor | None
+    query_position: Tensor
+    counts: list[int]
+    guessed: tuple[Tensor, Tensor] | None = None
+    chain: ChainMasks | None = None
+    moved: Tensor | None = None
+    blind: int = 0
+    _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
+
+    @cached_property
+    def key_position(self) -> Tensor:
+        """Return every column's position [rows, span]; only sliding windows ask."""
+        if self.moved is not None:
+            return self.moved
+        count = self.rows.stop - self.rows.start
+        columns = torch.arange(self.span + 1, device=self.positions.device).expand(count, -1)
+        columns = columns if self.guessed is None else columns.scatter(1, *self.guessed)
+        return columns[:, : self.span]
+
+    def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        """Return the additive mask [rows, 1, groups * width, span], or None if all is visible.
+
+        Args:
+            window: a layer's sliding window in positions, None for full attention.
+            groups: query heads that share one key head, folded into the query axis.
+            dtype: the attention's dtype.
+        """
+        key = (window, groups, dtype)
+        if key not in self._masks:
+            self._masks[key] = self._mask(window, groups, dtype)
+        return self._masks[key]
+
+    def blind_before(self, column: int) -> "Placement":
+        """Return the same placement with the columns before this one hidden from every token."""
+        return replace(self, blind=column, _masks={})
+
+    def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        mask = self._own_mask(window, groups, dtype)
+        if not self.blind:
+            return mask
+        if mask is None:
+            count = self.rows.stop - self.rows.start
+            mask = torch.zeros(count, 1, groups * self.width, self.span, dtype=dtype)
+            mask = mask.to(self.positions.device)
+        early = torch.arange(self.span, device=mask.device) < self.blind
+        return mask.masked_fill(early, torch.finfo(dtype).min)
+
+    def _own_mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        if self.chain is not None:
+            return self.chain.mask(self.width, self.span, window, groups, dtype)
+        hidden = self.hidden
+        if window is not None and (self.moved is not None or self.span > window):
+            far = self.query_position[:, :, None] - self.key_position[:, None, :] >= window
+            hidden = far if hidden is None else hidden | far
+        return None if hidden is None else additive(hidden, groups, dtype)
+
+    def to_grid(self, flat: Tensor) -> Tensor:
+        """Lay [M, ...] out as [rows, width, ...]; the padding repeats nothing, it is zero."""
+        count = self.rows.stop - self.rows.start
+        if self.grid is None:
+            return flat.view(count, self.width, *flat.shape[1:])
+        padded = flat.new_zeros(count * self.width, *flat.shape[1:])
+        padded[self.grid] = flat
+        return padded.view(count, self.width, *flat.shape[1:])
+
+    def from_grid(self, grid: Tensor) -> Tensor:
+        """Take the M real entries out of [rows, width, ...]."""
+        flat = grid.reshape(-1, *grid.shape[2:])
+        return flat if self.grid is None else flat[self.grid]
+
+
+def additive(hidden: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """Return the mask [rows, 1, groups * width, span] that is added to scores, of hidden.
+
+    The least finite number, not -inf: a row that sees nothing stays finite.
+    """
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    mask.masked_fill_(hidden, torch.finfo(dtype).min)
+    return mask.repeat(1, groups, 1)[:, None]
+
+
+def place(
+    blocks: Sequence[Block | None], lengths: Tensor, span: int, masks: ChainMasks
+) -> Placement:
+    """Give cells, positions and masks to new tokens, one block a row; None leaves a row out.
+
+    Args:
+        blocks: one of them at least is not None.
+        lengths: [B] committed tokens of every row of the cache.
+        span: columns that the longest row has with its new tokens.
+        masks: of the cache.
+    """
+    active = [row for row, block in enumerate(blocks) if block is not None]
+    counts = [0 if block is None else len(block.offset) for block in blocks]
+    first = blocks[active[0]]
+    if len(active) == 1 and first is not None and first.visible is causal(len(first.offset)):
+        return _place_chain(active[0], span, counts, masks)
+    rows = slice(active[0], active[-1] + 1)
+    return _place_rows(blocks[rows], lengths[rows], rows, span, masks, counts)
+
+
+def _place_chain(row: int, span: int, counts: list[int], masks: ChainMasks) -> Placement:
+    """Build nothing: positions and masks of one row's chain are views."""
+    width, start = counts[row], row * masks.capacity
+    positions = masks.columns[span - width : span]
+    return Placement(
+        rows=slice(row, row + 1),
+        cells=slice(start + span - width, start + span),
+        positions=positions,
+        grid=None,
+        width=width,
+        span=span,
+        hidden=None,
+        query_position=positions[None],
+        counts=counts,
+        chain=masks,
+    )
+
+
+def _place_rows(
+    blocks: Sequence[Block | None],
+    lengths: Tensor,
+    rows: slice,
+    span: int,
+    masks: ChainMasks,
+    counts: list[int],
+) -> Placement:
+    """Build cells, positions and masks for all rows of the range at once."""
+    device, width = masks.device, max(counts)
+    real = torch.tensor(counts[rows])[:, None] > torch.arange(width)
+    offset = torch.zeros(len(real), width, dtype=torch.int64)
+    offset[real] = torch.cat([block.offset for block in blocks if block is not None])
+    position = lengths[:, None] + offset
+    columns = lengths[:, None] + torch.arange(width)
+    grid = None if bool(real.all()) else real.view(-1).nonzero().squeeze(-1)
+    positions = position.view(-1) if grid is None else position.view(-1)[grid]
+    hidden = _hidden(blocks, lengths, columns, span)
+    query_position = position.to(device)
+    return Placement(
+        rows=rows,
+        cells=_cells(columns, rows, grid, masks),
+        positions=positions.to(device),
+        grid=None if grid is None else grid.to(device),
+        width=width,
+        span=span,
+        hidden=None if hidden is None else hidden.to(device),
+        query_position=query_position,
+        counts=counts,
+        guessed=(columns.clamp_max(span).to(device), query_position),
+    )
+
+
+def _cells(columns: Tensor, rows: slice, grid: Tensor | None, masks: ChainMasks) -> Tensor | slice:
+    """Return the flat cells of columns [R, n]: one run for a single row."""
+    if len(columns) == 1:
+        start = rows.start * masks.capacity + int(columns[0, 0])
+        return slice(start, start + columns.shape[1])
+    first = torch.arange(rows.start, rows.stop)[:, None] * masks.capacity
+    cells = (first + columns).view(-1)
+    return (cells if grid is None else cells[grid]).to(masks.device)
+
+
+def _hidden(
+    blocks: Sequence[Block | None], lengths: Tensor, columns: Tensor, span: int
+) -> Tensor | None:
+    """Return what each token may not see [R, n, span]; columns [R, n] of the new tokens."""
+    width = columns.shape[1]
+    whole = all(block is not None for block in blocks)
+    if width == 1 and whole and bool((lengths == span - 1).all()):
+        return None
+    hidden = (torch.arange(span) >= lengths[:, None])[:, None, :].repeat(1, width, 1)
+    if all(b is None or len(b.offset) == width for b in blocks):
+        # one scatter for all rows; a row that takes no part is never read, it only has to fit
+        some = next(b for b in blocks if b is not None)
+        visible = torch.stack([(some if b is None else b).visible for b in blocks])
+        own = columns.clamp_max(span - 1)
+        return hidden.scatter_(2, own[:, None].expand(-1, width, -1), ~visible)
+    for index, block in enumerate(blocks):
+        n, start = 0 if block is None else len(block.offset), int(lengths[index])
+        if block is not None:
+            hidden[index, :n, start : start + n] = ~block.visible
+        hidden[index, n:, 0] = False
+    return hidden

@@ -1,0 +1,166 @@
+"""Publication: a drafter's folder made ready for others: weights, config, card, what they rest on.
+
+Safetensors and JSON only. Paths of this machine are not told: of an absolute path the last part
+stays. What is published was loaded once, exactly as whoever takes it will load it.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import yaml
+
+from drafters.card import MANIFEST, Sources, card
+from drafters.errors import UserError
+from drafters.stored import CONFIG, WEIGHTS, StoredDrafter, read_config
+
+BENCHMARK, CARD, SETTINGS = "benchmark.json", "README.md", "settings.yaml"
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What will be published.
+
+    Args:
+        weights: the file with the tensors; copied as it is.
+        texts: every other file by its name.
+    """
+
+    weights: Path
+    texts: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, folder: str | Path, place: str, benchmark: str | Path | None = None
+    ) -> "Publication":
+        """Make a publication of a trained drafter; nothing is written.
+
+        Args:
+            folder: that training wrote, such as runs/eagle/best; the run's settings.yaml is read
+                beside it, the data's manifest where the data lies.
+            place: where others will load it from: OWNER/NAME or a folder.
+            benchmark: a benchmark.json that measured this folder; None: it is not measured.
+
+        Raises:
+            UserError: if the folder does not load, or the benchmark is of another drafter.
+        """
+        stored = StoredDrafter.read(folder)
+        drafter = stored.load()
+        for name, tensor in drafter.state_dict().items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise UserError(f"{folder}: {name} holds values that are not finite: not published")
+        sources = Sources(
+            _read_yaml(stored.folder.parent / SETTINGS),
+            _manifest(stored),
+            {} if benchmark is None else _read_json(Path(benchmark)),
+        )
+        plain = {"training": stored.training, "recipe": sources.recipe}
+        shown = _without_paths(plain)
+        made_for = replace(stored.made_for, name=_last_part(stored.made_for.name))
+        public = replace(stored, made_for=made_for, training=shown["training"])
+        public_sources = replace(sources, recipe=shown["recipe"])
+        texts = {
+            CONFIG: _json(_config(stored)),
+            CARD: card(public, drafter, public_sources, place),
+        }
+        if sources.manifest:
+            texts[MANIFEST] = _json(_without_paths(sources.manifest))
+        if sources.benchmark:
+            texts[BENCHMARK] = _json(_without_paths(sources.benchmark))
+        return cls(stored.folder / WEIGHTS, texts)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of every file by its name."""
+        found = {name: len(text.encode()) for name, text in self.texts.items()}
+        return {WEIGHTS: self.weights.stat().st_size, **found}
+
+    def write(self, folder: str | Path) -> Path:
+        """Write the files, into a folder that is new, empty, or holds an earlier publication.
+
+        Raises:
+            UserError: if something else lies there.
+        """
+        place = Path(folder)
+        if place.resolve() == self.weights.parent.resolve():
+            raise UserError(f"{place} is what is to be published: give another folder")
+        if place.exists() and not place.is_dir():
+            raise UserError(f"{place} is a file: give a folder")
+        if place.is_dir() and {f.name for f in place.iterdir()} - _OURS:
+            raise UserError(f"{place} holds other files: give a folder of its own")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as work:
+            new = Path(work) / "new"
+            new.mkdir()
+            shutil.copyfile(self.weights, new / WEIGHTS)
+            for name, text in self.texts.items():
+                (new / name).write_text(text, encoding="utf-8")
+            if place.is_dir():
+                shutil.rmtree(place)
+            new.rename(place)
+        return place
+
+
+_OURS = {WEIGHTS, CONFIG, CARD, MANIFEST, BENCHMARK}
+
+
+def _config(stored: StoredDrafter) -> dict[str, Any]:
+    """Return the config as it is but for paths; options are what the drafter is made of."""
+    config = read_config(stored.folder)
+    return {**_without_paths(config), "options": config["options"]}
+
+
+def _manifest(stored: StoredDrafter) -> dict[str, Any]:
+    """Return the manifest of the data if it lies where training found it."""
+    path = (stored.training.get("data") or {}).get("path")
+    if not path:
+        return {}
+    place = Path(path)
+    file = (place if place.is_dir() else place.parent) / "manifest.json"
+    return _read_json(file) if file.is_file() else {}
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, Any]", value)
+        return {key: _without_paths(inner) for key, inner in pairs.items()}
+    if isinstance(value, list | tuple):
+        return [_without_paths(inner) for inner in cast("list[Any]", value)]
+    if isinstance(value, str):
+        return " ".join(_last_part(word) for word in value.split(" "))
+    return value
+
+
+def _last_part(text: str) -> str:
+    """Return the last part of an absolute path, anything else as it is.
+
+    >>> _last_part("/home/me/models/small"), _last_part("owner/name"), _last_part("runs/x")
+    ('small', 'owner/name', 'runs/x')
+    """
+    return Path(text).name if text.startswith("/") and len(text) > 1 else text
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no object")
+    return cast("dict[str, Any]", found)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
