@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from drafters.base import Drafter
+from drafters.base import Drafter, NeuralDrafter
 from drafters.checkpoint import load_drafter, parts_of
 from drafters.errors import UserError
 from drafters.growth import POLICIES, Growth, ShapeValue, build_growth
@@ -92,7 +92,7 @@ def _load(text: str, name: str, options: Mapping[str, object], target: Target) -
     drafter = load_drafter(name, target)
     if not options:
         return drafter
-    if Path(name).is_dir():
+    if Path(name).is_dir() or isinstance(drafter, NeuralDrafter):
         first = next(iter(options))
         raise UserError(f"drafter {text!r} has no option {first!r}{_hint(first)}")
     return build_drafter(name, options, target.shape)

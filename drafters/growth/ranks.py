@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from drafters.errors import UserError
 
@@ -53,7 +53,8 @@ def levels_of(paths: Iterable[tuple[int, ...]]) -> list[Level]:
             raise UserError(f"the tree has the path {list(path)} without {list(missing[0])}")
     if len(known) <= len(nodes):
         raise UserError("the tree has a path twice")
-    inner, expanded, levels = {path[:-1] for path in nodes}, [()], list[Level]()
+    inner, levels = {path[:-1] for path in nodes}, list[Level]()
+    expanded: list[tuple[int, ...]] = [()]
     while expanded:
         level = [path for path in nodes if len(path) == len(levels) + 1]
         above = tuple(expanded.index(path[:-1]) for path in level)
@@ -104,7 +105,8 @@ def search(accuracies: Sequence[Sequence[float]], nodes: int) -> Paths:
             f"a tree of {nodes} nodes over {len(accuracies)} depths: give 1 or more of "
             "both, and an accuracy of one rank a depth"
         )
-    found, frontier = list[tuple[int, ...]](), [(-accuracies[0][0], (0,))]
+    found = list[tuple[int, ...]]()
+    frontier: list[tuple[float, tuple[int, ...]]] = [(-accuracies[0][0], (0,))]
     while frontier and len(found) < nodes:
         path = heappop(frontier)[1]
         found.append(path)
@@ -136,7 +138,8 @@ def read_paths(file: str | Path) -> Paths:
     """
     try:
         held: Any = json.loads(Path(file).read_text(encoding="utf-8"))
-        given = held["paths"] if isinstance(held, dict) else held
+        bare = isinstance(held, list)
+        given = cast("list[list[Any]]", held if bare else held["paths"])
         paths = tuple(tuple(path) for path in given)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"tree {file} cannot be read ({error}): {_FORM}") from error

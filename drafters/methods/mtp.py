@@ -19,20 +19,11 @@ from torch import Tensor, nn
 from drafters.alignment import slot_prediction, useful_slots
 from drafters.base import Batch, Features, Prediction
 from drafters.cascade import CascadeSession
+from drafters.continuation import Continuation, ContinuationParts
 from drafters.errors import UserError
 from drafters.formats.mtp import Shipped, read_shipped
 from drafters.growth import Growth
-from drafters.layers import (
-    Attend,
-    DecoderLayer,
-    LayerKind,
-    Norm,
-    Rotary,
-    packed_layer,
-    packed_linear,
-    packed_norm,
-)
-from drafters.packed import PackedLayer
+from drafters.layers import Attend, LayerKind, Rotary
 from drafters.reduced import ReducedDrafter
 from drafters.registry import register
 from drafters.shape import TargetShape
@@ -74,21 +65,10 @@ class MtpOptions:
 
 
 @dataclass(frozen=True)
-class ModuleParts:
-    """The maps of one module, trainable or frozen."""
-
-    embedding_norm: Callable[[Tensor], Tensor]
-    hidden_norm: Callable[[Tensor], Tensor]
-    project: Callable[[Tensor], Tensor]
-    layer: DecoderLayer | PackedLayer
-    norm: Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
 class MtpParts:
     """All modules, the target's head on the draft vocabulary, and their forward."""
 
-    modules: Sequence[ModuleParts]
+    modules: Sequence[ContinuationParts]
     head: Callable[[Tensor], Tensor]
     norm_output: bool
 
@@ -106,71 +86,12 @@ class MtpParts:
     ) -> Tensor:
         """Return the next states [..., D] of states and token embeddings [..., D]."""
         own = self.modules[module]
-        joined = torch.cat((own.embedding_norm(embedding), own.hidden_norm(state)), -1)
-        # the residual stream stays exact under autocast
-        state = own.layer(own.project(joined).to(state.dtype), rotary, attend)
+        state = own.advance(state, embedding, rotary, attend)
         return own.norm(state) if self.norm_output else state
 
     def logits(self, module: int, state: Tensor) -> Tensor:
         """Return the draft logits [..., K] of a module's states [..., D]."""
         return self.head(state if self.norm_output else self.modules[module].norm(state))
-
-
-class MtpModule(nn.Module):
-    """One module: two norms, a projection of what they give, a decoder layer, a norm."""
-
-    def __init__(self, shape: TargetShape, kind: LayerKind) -> None:
-        """Make untrained weights."""
-        super().__init__()
-        width, epsilon = shape.hidden_size, shape.norm_epsilon
-        self.embedding_norm = Norm(width, epsilon)
-        self.hidden_norm = Norm(width, epsilon)
-        self.project = nn.Linear(2 * width, width, bias=False)
-        self.layer = DecoderLayer(shape, kind)
-        self.norm = Norm(width, epsilon)
-
-    def parts(self) -> ModuleParts:
-        """Return the trainable maps."""
-        return ModuleParts(
-            self.embedding_norm, self.hidden_norm, self.project, self.layer, self.norm
-        )
-
-    def frozen(self, dtype: torch.dtype) -> ModuleParts:
-        """Return a packed copy of the maps."""
-        return ModuleParts(
-            packed_norm(self.embedding_norm, dtype),
-            packed_norm(self.hidden_norm, dtype),
-            packed_linear(self.project, dtype),
-            packed_layer(self.layer, dtype),
-            packed_norm(self.norm, dtype),
-        )
-
-    def places(self) -> dict[str, Tensor]:
-        """Return the weights under the names that formats/mtp.py gives shipped ones."""
-        layer = self.layer
-        sizes = [n * layer.head_dim for n in (layer.heads, layer.kv_heads, layer.kv_heads)]
-        projections = [f"self_attn.{x}_proj" for x in "qkv"]
-        gate, up = layer.gate_up.weight.chunk(2)
-        found = {
-            "embedding_norm.weight": self.embedding_norm.weight,
-            "hidden_norm.weight": self.hidden_norm.weight,
-            "project.weight": self.project.weight,
-            "norm.weight": self.norm.weight,
-            "input_layernorm.weight": layer.hidden_norm.weight,
-            "post_attention_layernorm.weight": layer.mlp_norm.weight,
-            "self_attn.o_proj.weight": layer.out.weight,
-            "mlp.gate_proj.weight": gate,
-            "mlp.up_proj.weight": up,
-            "mlp.down_proj.weight": layer.down.weight,
-        }
-        for kind, both in (("weight", layer.qkv.weight), ("bias", layer.qkv.bias)):
-            if both is not None:
-                parts = zip(projections, both.split(sizes), strict=True)
-                found |= {f"{name}.{kind}": part for name, part in parts}
-        if layer.query_norm is not None and layer.key_norm is not None:
-            found["self_attn.q_norm.weight"] = layer.query_norm.weight
-            found["self_attn.k_norm.weight"] = layer.key_norm.weight
-        return found
 
 
 @register
@@ -191,7 +112,7 @@ class MtpDrafter(ReducedDrafter[MtpOptions]):
         super().__init__(config, shape)
         self.rotary = Rotary(shape)
         kind = LayerKind(qk_norm=config.qk_norm, bias=config.attention_bias)
-        self.steps = nn.ModuleList(MtpModule(shape, kind) for _ in range(config.modules))
+        self.steps = nn.ModuleList(Continuation(shape, kind) for _ in range(config.modules))
 
     @classmethod
     def shipped(cls, target: Target) -> "MtpDrafter":
@@ -230,7 +151,7 @@ class MtpDrafter(ReducedDrafter[MtpOptions]):
         if self.config.init != "target":
             return
         layer, norm = target.layer_state(target.shape.num_layers - 1), target.norm_state()
-        for step in self.mtp_modules():
+        for step in self.continuations():
             step.layer.copy_from(layer)
             for half in step.project.weight.chunk(2, -1):
                 half.copy_(torch.eye(len(half)))
@@ -244,7 +165,7 @@ class MtpDrafter(ReducedDrafter[MtpOptions]):
         Raises:
             UserError: names the first tensor or option that does not fit.
         """
-        steps = self.mtp_modules()
+        steps = self.continuations()
         if len(found.modules) < len(steps):
             raise UserError(
                 f"target {target.name} ships {len(found.modules)} MTP modules: give drafter."
@@ -276,18 +197,18 @@ class MtpDrafter(ReducedDrafter[MtpOptions]):
             for name, place in places.items():
                 place.copy_(tensors[name])
 
-    def mtp_modules(self) -> list[MtpModule]:
+    def continuations(self) -> list[Continuation]:
         """Return the modules under their own type."""
-        return cast("list[MtpModule]", list(self.steps))
+        return cast("list[Continuation]", list(self.steps))
 
     def parts(self, target: Target) -> MtpParts:
         """Return the trainable maps."""
-        modules = [step.parts() for step in self.mtp_modules()]
+        modules = [step.parts() for step in self.continuations()]
         return MtpParts(modules, partial(_head, target, self.ids), self.config.norm_output)
 
     def frozen(self, target: Target) -> MtpParts:
         """Return a packed copy of the maps in the target's dtype, for decoding."""
-        modules = [step.frozen(target.dtype) for step in self.mtp_modules()]
+        modules = [step.frozen(target.dtype) for step in self.continuations()]
         ids = None if self.ids is None else self.ids.to(target.device)
         return MtpParts(modules, partial(_head, target, ids), self.config.norm_output)
 
@@ -304,7 +225,7 @@ class MtpDrafter(ReducedDrafter[MtpOptions]):
         documents = Documents(batch.document)
         attention = [UnrolledAttention(documents) for _ in parts.modules]
         slots = torch.arange(length, device=batch.ids.device).expand(rows, length)
-        state = batch.last.to(self.mtp_modules()[0].norm.weight.dtype)
+        state = batch.last.to(self.continuations()[0].norm.weight.dtype)
         predictions = []
         for step in range(unroll):
             if step == last + 1:

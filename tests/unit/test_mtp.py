@@ -158,7 +158,7 @@ def test_the_halves_of_the_projection_are_alike(modules: int, target: Target) ->
     batch = batch_of(target, drafter, torch.tensor(prompts_of(9)))
     before = by_slot(drafter.predict(batch, target))
     parts = drafter.parts(target)
-    for step, own in zip(drafter.mtp_modules(), parts.modules, strict=True):
+    for step, own in zip(drafter.continuations(), parts.modules, strict=True):
         weight = torch.cat(step.project.weight.detach().chunk(2, -1)[::-1], -1)
 
         def project(joined: Tensor, weight: Tensor = weight) -> Tensor:
@@ -249,7 +249,7 @@ def reference(modules: int) -> tuple[Target, MtpModel, MtpDrafter]:
     names = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj"}
     names["norm"] = "post_norm"
     with torch.no_grad():
-        for step, layer in zip(ours.mtp_modules(), theirs.layers, strict=True):
+        for step, layer in zip(ours.continuations(), theirs.layers, strict=True):
             for parameter in layer.parameters():
                 parameter.normal_(0.0 if parameter.ndim > 1 else 1.0, 0.2)
             state = dict(layer.named_parameters())
@@ -298,7 +298,7 @@ def test_the_start_reads_embedding_and_state_alike(target: Target) -> None:
     drafter = MtpDrafter.build({"modules": 2, "unroll": 2}, target.shape)
     drafter.init_from(target)
     state = target.layer_state(1)
-    for step in drafter.mtp_modules():
+    for step in drafter.continuations():
         assert torch.equal(step.project.weight, torch.eye(64).repeat(1, 2))
         assert torch.equal(step.layer.down.weight, state["mlp.down_proj.weight"])
         assert torch.equal(step.norm.weight, target.norm_state()["weight"])

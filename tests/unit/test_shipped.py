@@ -69,7 +69,7 @@ def made(target: Target, layout: str, modules: int) -> MtpDrafter:
 def written(drafter: MtpDrafter, layout: str, target: Target) -> dict[str, Tensor]:
     """Write modules as the layout has them, the target's embedding and head beside them."""
     names, found = NAMES[layout], {}
-    for j, step in enumerate(drafter.mtp_modules()):
+    for j, step in enumerate(drafter.continuations()):
         for name, place in step.places().items():
             tensor = place.detach().clone()
             if name == "project.weight" and layout == "mimo":
@@ -112,6 +112,8 @@ def test_a_target_drafts_with_what_it_ships(layout: str, modules: int, tmp_path:
     assert drafter.options() == expected.options()
     for name, tensor in expected.state_dict().items():
         torch.testing.assert_close(drafter.state_dict()[name], tensor, atol=1e-6, rtol=0)
+    with pytest.raises(UserError, match="has no option 'modules'"):
+        Spec.parse("mtp:modules=2").load(target)
     prompts = prompts_of(6, 2)
     plain, drafted = (
         generate(target, d, prompts, growth=Chain(3), max_new_tokens=8)
