@@ -29,7 +29,7 @@ class Recurrence(Protocol):
         """Return the layers; each has an attention of its own."""
         ...
 
-    def fuse(self, read: Tensor) -> Tensor:
+    def fuse(self, read: Tensor, /) -> Tensor:
         """Return features [..., D] of what is read of the target, [..., K * D] or [..., D]."""
         ...
 
