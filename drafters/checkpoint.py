@@ -73,9 +73,8 @@ def write_folder(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         new = Path(work) / "new"
         new.mkdir()
-        text = json.dumps(config, indent=2) + "\n"
-        save_file(dict(tensors), new / WEIGHTS, metadata={"format": "pt", CONFIG: text})
-        (new / CONFIG).write_text(text)
+        save_file(dict(tensors), new / WEIGHTS, metadata={"format": "pt"})
+        (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         replace_folder(new, folder)
     return folder
 
@@ -83,8 +82,9 @@ def write_folder(
 def replace_folder(new: Path, folder: Path) -> None:
     """Put `new` in the place of `folder`; a kill leaves the old one or the new one readable.
 
-    Files are replaced one by one by rename when the folder exists, weights first: from then on the
-    config inside them counts, whatever a kill leaves beside them.
+    Files are replaced one by one by rename when the folder exists, weights first. A kill between
+    the two leaves new weights with the old notes; other options than before do not fit and are
+    refused at load, until the save is made again.
     """
     if not folder.exists():
         new.rename(folder)

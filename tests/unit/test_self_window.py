@@ -1,5 +1,7 @@
 """The target drafts over a window of its own cache: what it sees, and what it leaves alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,9 +11,10 @@ from drafters.errors import UserError
 from drafters.frontier import Frontier
 from drafters.growth import Chain, Dynamic, Static
 from drafters.methods.self_window import SelfWindowGuesser
+from drafters.placement import causal_block
 from drafters.registry import build_drafter
 from drafters.sliding import SlidingCache
-from drafters.target import Target, causal_block
+from drafters.target import Target
 from inference import generate
 from tests.tiny import prompts_of, tiny_target
 
@@ -31,7 +34,7 @@ def direct(
     length = int(cache.lengths[0])
     hidden = torch.ones(1, len(tokens), placement.span, dtype=torch.bool).triu(length + 1)
     hidden[:, :, sinks : max(sinks, length - window)] = True
-    placement.hidden = hidden
+    placement = replace(placement, hidden=hidden, chain=None, _masks={})
     return target.forward(torch.tensor(tokens), placement, cache, Features())[0]
 
 
