@@ -163,7 +163,7 @@ class DraftSession(Protocol):
 class ReadsCache(Protocol):
     """A session that reads what the target has cached."""
 
-    def read(self, cache: "KVCache") -> None:
+    def read_cache(self, cache: "KVCache") -> None:
         """Take the target's cache, before any row comes. It is never to be written to."""
         ...
 

@@ -19,7 +19,7 @@ from drafters.layers import DecoderLayer, Rotary
 from drafters.linear import FrozenLinear
 from drafters.packed import Attend, PackedLayer, PackedNorm, rotate_
 from drafters.parallel import ParallelGuesser
-from drafters.placement import Block, Placement
+from drafters.placement import Block, Placement, causal_block
 from drafters.session import CachedSession, Final, cache_attention
 from drafters.shape import TargetShape
 from drafters.target import Target
@@ -151,9 +151,7 @@ class BlockSession(CachedSession):
 
     def _states(self, roots: Tensor, rows: list[int]) -> Tensor:
         """Return the post-norm states [depths, R, D] of the slots that the growth asks about."""
-        placement = self.cache.place(
-            [self.block if row in rows else None for row in range(self.cache.rows)]
-        )
+        placement = self._place(rows)
         x = self.maps.mask.repeat(len(rows), len(self.block.offset), 1)
         x[:, 0] = self.target.embed(roots[:, 0])
         layers = range(len(self.maps.layers))
@@ -161,6 +159,13 @@ class BlockSession(CachedSession):
         out = self.maps.run(x.flatten(0, 1), self._rotary(placement), attention)
         wanted = out.view(x.shape)[:, self.wanted].transpose(0, 1).contiguous()
         return self.maps.norm(wanted.flatten(0, 1)).view(wanted.shape)
+
+    def _place(self, rows: list[int]) -> Placement:
+        """Put a block behind each row's context; alone it needs no mask."""
+        alone = len(rows) == 1
+        block = causal_block(len(self.block.offset)) if alone else self.block
+        placed = self.cache.place([block if r in rows else None for r in range(self.cache.rows)])
+        return placed.unmasked() if alone else placed
 
     def _rotary(self, placement: Placement) -> tuple[Tensor, Tensor]:
         cos, sin = self.phases[placement.positions].unbind(1)

@@ -46,13 +46,15 @@ class KVCache:
         """Allocate; untouched pages cost nothing, and zeros keep masked cells finite."""
         self.rows, self.capacity = rows, capacity
         self.heads, self.head_dim = heads, head_dim
-        shape = (layers, 2, rows * capacity, heads, head_dim)
+        # one cell more than the rows have: what is written there is never read
+        self.unread = rows * capacity
+        shape = (layers, 2, self.unread + 1, heads, head_dim)
         size = torch.Size(shape).numel() * dtype.itemsize
         check_memory(size, torch.device(device), f"a cache of {rows} rows x {capacity} tokens")
         self.store = torch.zeros(shape, dtype=dtype, device=device)
         # by layer: cells to write, and [rows, heads, capacity, head_dim] to read
         self._cells = [layer.unbind(0) for layer in self.store]
-        grid = self.store.view(layers, 2, rows, capacity, heads, head_dim).transpose(3, 4)
+        grid = self.store[:, :, :-1].unflatten(2, (rows, capacity)).transpose(3, 4)
         self._grids = [layer.unbind(0) for layer in grid]
         self.lengths = torch.zeros(rows, dtype=torch.int64)
         self.masks = ChainMasks(capacity, self.store.device)

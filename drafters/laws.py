@@ -99,6 +99,11 @@ class Laws:
         """Return `of` as a list."""
         return self.of.tolist()
 
+    @property
+    def broken(self) -> Tensor:
+        """Tell which laws [R] are none: those of logits that were not finite are NaN throughout."""
+        return self.probs[:, 0].isnan()
+
     def law(self, index: int) -> Law:
         """Return law `index` of R."""
         if self.ids is None or (not isinstance(self.ids, list) and self.ids.ndim == 1):

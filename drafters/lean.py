@@ -1,8 +1,8 @@
 """The lean forward of Llama-like targets: fused, packed projections over a flat list of tokens.
 
 Driven by the Hugging Face config and weights of the loaded model; target.py tests it against the
-model's own forward at load and falls back with a warning where they differ. It knows nothing of
-trees or rows: tokens come with positions, attention is a callable.
+model's own forward at load and falls back with a warning where they differ. Its layers know
+nothing of trees or rows: tokens come with positions, attention is a callable.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drafters.cache import KVCache
 from drafters.linear import FrozenLinear
 from drafters.packed import PackedLayer, PackedNorm
+from drafters.placement import Placement
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -71,11 +73,24 @@ class LeanModel:
                 tapped.append(x)
         return self.norm(x), torch.cat(tapped, -1) if tapped else None
 
+    def placed(
+        self, tokens: Tensor, placement: Placement, cache: KVCache, taps: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run M placed tokens over a cache; return what a call does."""
+
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            cache.write(index, key, value, placement)
+            return cache.attend(index, query, placement, window=self.layers[index].window)
+
+        return self(tokens, placement.positions, attend, taps)
+
 
 def _rotary_table(model: Any, length: int) -> tuple[Tensor, Tensor]:
     """Return cos and signed sin [length, 1, hd] from the model's own rotary module."""
+    weight = model.embed_tokens.weight
     with torch.no_grad():
-        cos, sin = model.rotary_emb(model.embed_tokens.weight[:1], torch.arange(length)[None])
+        positions = torch.arange(length, device=weight.device)[None]
+        cos, sin = model.rotary_emb(weight[:1], positions)
     half = sin.shape[-1] // 2
     signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
     return cos[0, :, None].contiguous(), signed[:, None].contiguous()

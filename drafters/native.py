@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafters.embedded import cache_root
+from drafters.cache_root import cache_root
 
 MOST_TOKENS = 12  # beyond, oneDNN's packed kernel is as fast
 

@@ -139,6 +139,11 @@ class Placement:
         """Return the same placement with the columns before this one hidden from every token."""
         return replace(self, blind=column, _masks={})
 
+    def unmasked(self) -> "Placement":
+        """Return a single row's chain as a block whose tokens see each other and all before."""
+        assert self.chain is not None
+        return replace(self, chain=None, _masks={})
+
     def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
         mask = self._own_mask(window, groups, dtype)
         if not self.blind:
@@ -175,7 +180,7 @@ class Placement:
 
 
 def additive(hidden: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """Return the mask [rows, 1, groups * width, span] that is added to scores, of hidden.
+    """Return what is added to scores, [rows, 1, groups * width, span]; hidden [rows, width, span].
 
     The least finite number, not -inf: a row that sees nothing stays finite.
     """

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from drafters.cache import KVCache
+from drafters.errors import UserError
+from drafters.lean import window_of
 from drafters.placement import Placement
 
 
@@ -78,6 +80,28 @@ class ReferenceModel:
         # transformers 5.24 renamed the argument; up to 5.23 it is past_key_values
         self.cache_argument = "cache" if "cache" in arguments else "past_key_values"
 
+    @classmethod
+    def of(cls, model: Any, name: str) -> "ReferenceModel":
+        """Return a causal LM's own forward with every layer's sliding window.
+
+        Raises:
+            UserError: if its layers cannot be told apart.
+        """
+        count = model.config.get_text_config().num_hidden_layers
+        try:
+            layers = decoder_layers(model.base_model, count)
+        except NotImplementedError as error:
+            raise UserError(
+                f"target {name}: {error}; give a model with one list of layers"
+            ) from error
+        windows = []
+        for layer in layers:
+            attentions = [
+                m for m in layer.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
+            ]
+            windows.append(window_of(attentions[0]) if attentions else None)
+        return cls(model.base_model, windows)
+
     def placed(
         self, tokens: Tensor, placement: Placement, cache: KVCache, taps: tuple[int, ...]
     ) -> tuple[Tensor, Tensor | None]:
@@ -90,16 +114,13 @@ class ReferenceModel:
         return placement.from_grid(last), None if tapped is None else placement.from_grid(tapped)
 
     def full(
-        self, ids: Tensor, position: Tensor, hidden: Tensor, taps: tuple[int, ...]
+        self,
+        ids: Tensor,
+        position: Tensor,
+        masks: dict[int | None, Tensor],
+        taps: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
-        """Run whole sequences [B, T] without a past; hidden [B, T, T] marks what is not seen."""
-        masks = {}
-        for window in set(self.windows):
-            far = hidden
-            if window is not None:
-                far = hidden | (position[:, :, None] - position[:, None, :] >= window)
-            mask = torch.zeros(far.shape, dtype=self.dtype)
-            masks[window] = mask.masked_fill_(far, torch.finfo(self.dtype).min)[:, None]
+        """Run whole sequences [B, T] without a past; masks [B, 1, T, T] by window."""
         return self._run(ids, position, self._by_kind(masks), taps, {"use_cache": False})
 
     @property
@@ -113,7 +134,8 @@ class ReferenceModel:
             mask = placement.mask(window, 1, self.dtype)
             if mask is None:
                 shape = (placement.rows.stop - placement.rows.start, 1, placement.width)
-                mask = torch.zeros(*shape, placement.span, dtype=self.dtype)
+                device = placement.positions.device
+                mask = torch.zeros(*shape, placement.span, dtype=self.dtype, device=device)
             masks[window] = mask
         return self._by_kind(masks)
 

@@ -77,12 +77,14 @@ class Warp:
             ids: [K] shared ids when the logits cover a reduced vocabulary.
 
         Returns:
-            Laws with M rows; sparse [M, 1] when greedy.
+            Laws with M rows; sparse [M, 1] and in the CPU's memory when greedy. A law of logits
+            whose largest is not finite (NaN, infinity) is NaN throughout.
         """
         of = torch.arange(len(logits))
         if self.greedy:
-            best = logits.argmax(-1, keepdim=True)
-            return Laws(torch.ones(best.shape), best if ids is None else ids[best], of)
+            best = logits.argmax(-1, keepdim=True)  # a NaN is the largest of its row
+            sure = torch.where(logits.gather(-1, best).isfinite(), 1.0, torch.nan).cpu()
+            return Laws(sure, (best if ids is None else ids[best]).cpu(), of)
         scores = logits.float() / self.temperature
         if 0 < self.top_k < scores.shape[-1]:
             kth = scores.topk(self.top_k, dim=-1).values[..., -1:]

@@ -1,10 +1,12 @@
 """The self-test of a target: what the engine would serve against the model's own plain forward.
 
-Two short rows: a prompt each, then a tree. The truth is the model itself over every root-to-leaf
-path as a text of its own, without cache, mask or positions of ours. Kinds of model that no cache
-with rollback can serve are refused before anything runs.
+Two short rows: a prompt each, then a tree. Where layers have a sliding window of up to
+LONGEST_WINDOW tokens, a third row has a context longer than the widest of those. The truth is the
+model itself over every root-to-leaf path as a text of its own, without cache, mask or positions of
+ours. Kinds of model that no cache with rollback can serve are refused before anything runs.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,8 @@ _SERVED = {"full_attention", "sliding_attention"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"}
 # (tokens of the prompt, parents of the tree): unequal rows, nodes out of depth-first order
 _ROWS = ((6, (-1, 0, 0, 1, 2, 3)), (3, (-1, 0, 1)))
+_FORK = (-1, 0, 0)
+LONGEST_WINDOW = 1024  # a text beyond a longer one would take too long at load
 _TOLERANCE = 1e-3  # of what is served, relative to the middle size of its entries, float32
 _COARSE = 0.25  # the same where weights have fewer bits; routers may flip there, so of most tokens
 
@@ -61,19 +65,17 @@ class SelfTest:
         model: the Hugging Face causal LM, in eval mode.
         vocab_size: rows of its embedding.
         layers: number of its decoder layers.
+        windows: its layers' sliding windows, None for full attention.
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Any, vocab_size: int, layers: int) -> None:
+    def __init__(
+        self, model: Any, vocab_size: int, layers: int, windows: Sequence[int | None] = ()
+    ) -> None:
         """Run the truth once."""
-        generator = torch.Generator().manual_seed(0)
-        self.prompts: list[Tensor] = []
-        self.trees: list[TokenTree] = []
-        for length, parents in _ROWS:
-            ids = torch.randint(vocab_size, (length + len(parents),), generator=generator)
-            self.prompts.append(ids[:length])
-            self.trees.append(TokenTree(ids[length:], torch.tensor(parents)))
-        texts, self._places = self._paths()
+        rows = [_row(length, parents, vocab_size) for length, parents in _ROWS]
+        self.prompts, self.trees = [row[0] for row in rows], [row[1] for row in rows]
+        texts, self._places = _paths(self.prompts, self.trees)
         # a text's padding lies behind it, where causal attention never looks
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
         out = model(ids.to(model.device), output_hidden_states=True, use_cache=False)
@@ -82,6 +84,15 @@ class SelfTest:
         coarse = torch.finfo(out.logits.dtype).eps > torch.finfo(torch.float32).eps
         self.tolerance = _COARSE if coarse else _TOLERANCE
         self._over_tokens = torch.median if coarse else torch.max
+        self.window = max((w for w in windows if w and w <= LONGEST_WINDOW), default=None)
+        most = model.config.get_text_config().to_dict().get("max_position_embeddings") or 0
+        if self.window is not None and _beyond(self.window) + len(_FORK) <= most:
+            prompt, tree = self._long = _row(_beyond(self.window), _FORK, vocab_size)
+            texts, self._long_places = _paths([prompt], [tree])
+            ids = torch.stack(texts).to(model.device)
+            self._long_states = model.base_model(ids, use_cache=False).last_hidden_state
+        else:
+            self.window = None
 
     @torch.inference_mode()
     def difference(self, target: "Target") -> str | None:
@@ -97,7 +108,25 @@ class SelfTest:
             found = self._of_row(row, prompt, tree)
             if found is not None:
                 return found
-        return None
+        return None if self.window is None else self._over_window(target, self.window)
+
+    def _over_window(self, target: "Target", window: int) -> str | None:
+        """Compare what comes after so much context that the first tokens are out of sight."""
+        prompt, tree = self._long
+        cache = target.new_cache(1, len(prompt) + len(tree))
+        before = target.prefill([prompt], cache, Features(last=True))[0]
+        after = target.forward_trees([tree], cache, Features(last=True))[0]
+        assert before is not None
+        assert before.last is not None
+        assert after is not None
+        assert after.last is not None
+        nodes = self._long_places[0]
+        places = [(nodes[0][0], position) for position in range(window, len(prompt))] + nodes
+        served = torch.cat((before.last[window:], after.last))
+        error = self._error(served, self._long_states, places)
+        if error <= self.tolerance:
+            return None
+        return f"the states beyond a window of {window} tokens differ by {error:.2g} of their size"
 
     def _of_row(self, row: int, prompt: TargetOutput, tree: TargetOutput) -> str | None:
         length = len(self.prompts[row])
@@ -136,16 +165,31 @@ class SelfTest:
         sizes = wanted.abs().median(-1).values.clamp_min(torch.finfo(torch.float32).tiny)
         return float(self._over_tokens(errors / sizes))
 
-    def _paths(self) -> tuple[list[Tensor], list[list[tuple[int, int]]]]:
-        """Return one text a leaf, and of each row's nodes a (text, position) that ends there."""
-        texts: list[Tensor] = []
-        places: list[list[tuple[int, int]]] = []
-        for prompt, tree in zip(self.prompts, self.trees, strict=True):
-            place: dict[int, tuple[int, int]] = {}
-            for leaf in (node for node, below in enumerate(tree.children) if not below):
-                path = tree.path(leaf)
-                for depth, node in enumerate(path):
-                    place[node] = len(texts), len(prompt) + depth
-                texts.append(torch.cat((prompt, tree.tokens[path])))
-            places.append([place[node] for node in range(len(tree))])
-        return texts, places
+
+def _beyond(window: int) -> int:
+    """Return how long a text is that leaves its last tokens without a share of the first."""
+    return window + max(2, window // 4)
+
+
+def _row(length: int, parents: Sequence[int], vocab_size: int) -> tuple[Tensor, TokenTree]:
+    """Return a prompt of random tokens and a tree after it."""
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(vocab_size, (length + len(parents),), generator=generator)
+    return ids[:length], TokenTree(ids[length:], torch.tensor(parents))
+
+
+def _paths(
+    prompts: Sequence[Tensor], trees: Sequence[TokenTree]
+) -> tuple[list[Tensor], list[list[tuple[int, int]]]]:
+    """Return one text a leaf, and of each row's nodes a (text, position) that ends there."""
+    texts: list[Tensor] = []
+    places: list[list[tuple[int, int]]] = []
+    for prompt, tree in zip(prompts, trees, strict=True):
+        place: dict[int, tuple[int, int]] = {}
+        for leaf in (node for node, below in enumerate(tree.children) if not below):
+            path = tree.path(leaf)
+            for depth, node in enumerate(path):
+                place[node] = len(texts), len(prompt) + depth
+            texts.append(torch.cat((prompt, tree.tokens[path])))
+        places.append([place[node] for node in range(len(tree))])
+    return texts, places

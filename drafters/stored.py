@@ -7,6 +7,7 @@ code when it is read, so it is refused with the way to convert it.
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class StoredDrafter:
         config = read_config(place)
         if "drafter" not in config:
             raise UserError(f"{place}: config.json names no drafter: give a folder training wrote")
+        config = _saved_with(place / WEIGHTS, config)
         try:
             return cls(
                 place,
@@ -151,7 +153,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: if it cannot be read, or another version wrote it.
     """
-    config = _read_json(folder, CONFIG)
+    return _checked(folder, _read_json(folder, CONFIG))
+
+
+def _checked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if "drafter" in config:
         unknown, missing = set(config) - _FIELDS, _FIELDS - set(config)
         if unknown or missing:
@@ -164,6 +169,23 @@ def read_config(folder: Path) -> dict[str, Any]:
                 f"{folder}: format version {config['format_version']}, this is {FORMAT_VERSION}"
             )
     return config
+
+
+def _saved_with(weights: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config that the weights were saved with: a kill may leave an older one beside."""
+    try:
+        with safe_open(weights, "pt") as file:
+            text = (file.metadata() or {}).get(CONFIG)
+    except (OSError, SafetensorError):
+        return config  # loading the weights says what is wrong with them
+    if text is None or json.dumps(json.loads(text)) == json.dumps(config):  # NaN equals NaN
+        return config
+    warnings.warn(
+        f"{weights.parent}: {CONFIG} is not what {WEIGHTS} was saved with, which was interrupted; "
+        "the copy inside the weights is read",
+        stacklevel=4,
+    )
+    return _checked(weights.parent, json.loads(text))
 
 
 def check_causal_lm(folder: Path) -> None:

@@ -5,7 +5,6 @@ model's own, and answers for trees, prompts and training batches in the terms of
 nn.Module: it cannot slip into a state_dict, an optimizer or a distributed wrapper.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,19 @@ import torch
 import torch.nn.functional as F
 from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from drafters.base import Features, TargetOutput
 from drafters.cache import KVCache
+from drafters.engines import Forward, check_engine, choose_forward
 from drafters.errors import UserError
-from drafters.lean import LeanModel, window_of
-from drafters.linear import FrozenLinear
+from drafters.head import TargetHead
+from drafters.loading import load_model, load_tokenizer
 from drafters.placement import Block, Placement, causal_block
 from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
+from drafters.sequences import run_sequences
 from drafters.shape import TargetShape
-from drafters.tree import TokenTree, causal
+from drafters.tree import TokenTree
 
 PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
 
@@ -46,11 +46,13 @@ class Target:
         model: the Hugging Face model with its head, in eval mode.
         tokenizer: its tokenizer, or None where only ids are used.
         name: how tables and fingerprints call it.
-        engine: "fast" (lean forward where supported), or "reference" (the model's own).
+        engine: fast, reference or static (engines.py); None: fast where the model allows, else
+            reference, with a warning that says why.
 
     Raises:
-        UserError: if the engine's name is unknown, or the model is of a kind that cannot be served
-            or differs from its own plain forward when it is (drafters/selftest.py).
+        UserError: if the engine's name is unknown or the model cannot run on it, if the model is of
+            a kind that cannot be served, or differs from its own plain forward when it is
+            (drafters/selftest.py).
     """
 
     def __init__(
@@ -59,29 +61,26 @@ class Target:
         tokenizer: Any = None,
         *,
         name: str = "target",
-        engine: str = "fast",
+        engine: str | None = None,
     ) -> None:
         """Freeze the model and choose its forward."""
-        if engine not in ("fast", "reference"):
-            raise UserError(f"engine is {engine!r}: give fast or reference")
+        check_engine(engine)
         check_kind(model.config.get_text_config(), type(model))
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
         self.config = model.config.get_text_config()
         self._embedding = model.get_input_embeddings()
-        self._head = FrozenLinear([model.get_output_embeddings().weight], _head_bias(model))
-        self._reduced: tuple[Tensor, FrozenLinear] | None = None
-        self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
-        values = self.config.to_dict()
-        self._logit_cap: float | None = values.get("final_logit_softcapping")
-        self._logit_scale: float = (values.get("logit_scale") or 1) / (
-            values.get("logits_scaling") or 1
-        )
+        self._head = TargetHead(model, self.config.to_dict())
         self.shape = TargetShape.of(self.config, self._embedding.weight.shape[0])
-        self._reference = _reference(model, name)
-        self._lean: LeanModel | None = None
-        self._choose_forward(engine)
+        own = ReferenceModel.of(model, name)
+        test = SelfTest(model, self.shape.vocab_size, self.shape.num_layers, own.windows)
+
+        def difference(forward: Forward) -> str | None:
+            self._model = forward
+            return test.difference(self)
+
+        self.engine, self._model = choose_forward(model.base_model, name, engine, own, difference)
 
     @classmethod
     def load(
@@ -90,7 +89,7 @@ class Target:
         *,
         dtype: str | torch.dtype = "float32",
         device: str = "cpu",
-        engine: str = "fast",
+        engine: str | None = None,
         trust_remote_code: bool = False,
     ) -> "Target":
         """Load a target from a folder or the hub.
@@ -103,31 +102,13 @@ class Target:
             trust_remote_code: whether the folder's own Python may run; off unless asked for.
 
         Raises:
-            UserError: if nothing loadable is there.
+            UserError: if nothing loadable is there, or as the class raises it.
         """
+        check_engine(engine)
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        try:
-            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-            check_kind(config.get_text_config())
-            loader: Any = AutoModelForCausalLM
-            model = loader.from_pretrained(
-                path, dtype=kind, use_safetensors=True, trust_remote_code=trust_remote_code
-            )
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except UserError:
-            raise
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"target {path}: {reason}; give a folder in Hugging Face format "
-                "(config.json, safetensors, tokenizer) or the id of one on the hub"
-            ) from error
+        model = load_model(path, "target", kind, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(path, "target", trust_remote_code=trust_remote_code)
         return cls(model.to(device), tokenizer, name=str(path), engine=engine)
-
-    @property
-    def engine(self) -> str:
-        """Return which forward runs: fast or reference."""
-        return "reference" if self._lean is None else "fast"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,36 +164,11 @@ class Target:
 
         A gradient flows to the states where they ask for one, never to the head.
         """
-        if hidden.requires_grad:
-            logits = F.linear(hidden, *self._rows(ids))
-        else:
-            logits = (self._head if ids is None else self._reduced_head(ids))(hidden)
-        if self._logit_scale != 1:
-            logits = logits * self._logit_scale
-        cap = self._logit_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
-
-    def _reduced_head(self, ids: Tensor) -> FrozenLinear:
-        """Return the head on these ids, packed once for as long as the same ids are asked for."""
-        if self._reduced is None or self._reduced[0] is not ids:
-            bias = _head_bias(self.model)
-            biases = None if bias is None else [bias[0][ids]]
-            self._reduced = ids, FrozenLinear([self.head_rows(ids)], biases)
-        return self._reduced[1]
-
-    def _rows(self, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias of the head on these ids: packed kernels have no backward."""
-        bias = _head_bias(self.model)
-        if ids is None:
-            weight = self.model.get_output_embeddings().weight.detach()
-            return weight, None if bias is None else bias[0].detach()
-        if self._taken is None or self._taken[0] is not ids:
-            self._taken = ids, self.head_rows(ids), None if bias is None else bias[0][ids].detach()
-        return self._taken[1:]
+        return self._head(hidden, ids)
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """Return copies of the head's rows [K, D]."""
-        return self.model.get_output_embeddings().weight.detach()[ids].clone()
+        return self._head.rows(ids)
 
     def norm_state(self) -> dict[str, Tensor]:
         """Return the final norm's weights by name."""
@@ -247,17 +203,7 @@ class Target:
             logits [m, V], taps [M, K * D] or None, post-norm states [M, D].
         """
         tokens = tokens.to(self.device)
-        if self._lean is None:
-            last, taps = self._reference.placed(tokens, placement, cache, features.layers)
-        else:
-            lean = self._lean
-
-            def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                cache.write(index, key, value, placement)
-                window = lean.layers[index].window
-                return cache.attend(index, query, placement, window=window)
-
-            last, taps = lean(tokens, placement.positions, attend, features.layers)
+        last, taps = self._model.placed(tokens, placement, cache, features.layers)
         return self.head(last if wanted is None else last[wanted]), taps, last
 
     def prefill(
@@ -334,62 +280,7 @@ class Target:
         Returns:
             taps [B, T, K * D] or None, and post-norm states [B, T, D].
         """
-        rows, length = ids.shape
-        same = document[:, :, None] == document[:, None, :]
-        hidden = ~(same & causal(length))
-        if self._lean is None:
-            last, taps = self._reference.full(ids, position, hidden, features.layers)
-            return taps, last
-        masks = _full_masks(hidden, position, {x.window for x in self._lean.layers}, self.dtype)
-        lean = self._lean
-
-        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            q, k, v = (
-                x.view(rows, length, -1, x.shape[-1]).transpose(1, 2) for x in (query, key, value)
-            )
-            mask = masks[lean.layers[index].window]
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-            )
-            return out.transpose(1, 2).reshape(rows * length, -1)
-
-        last, taps = lean(ids.reshape(-1), position.reshape(-1), attend, features.layers)
-        shaped = (rows, length, -1)
-        return None if taps is None else taps.view(shaped), last.view(shaped)
-
-    def _choose_forward(self, engine: str) -> None:
-        """Take the lean forward if it exists and passes the self-test, else the model's own.
-
-        Raises:
-            UserError: if the model's own fails it too.
-        """
-        test = SelfTest(self.model, self.shape.vocab_size, self.shape.num_layers)
-        if engine == "fast":
-            try:
-                self._lean = LeanModel(self.model.base_model)
-            except NotImplementedError as found:
-                reason = str(found)
-            else:
-                difference = test.difference(self)
-                if difference is None:
-                    return
-                reason = f"the lean forward fails the self-test ({difference})"
-                self._lean = None
-            warnings.warn(f"{self.name}: {reason}; using the reference engine", stacklevel=3)
-        try:
-            difference = test.difference(self)
-        except (RuntimeError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            raise UserError(
-                f"target {self.name} does not run over the engine's cache ({reason}): "
-                "give a model whose layers share one number and size of key heads and take "
-                "position_ids and a 4-D mask"
-            ) from error
-        if difference is not None:
-            raise UserError(
-                f"target {self.name} would be served wrongly: {difference}; the engine has no form "
-                "for what this model does, give another"
-            )
+        return run_sequences(self._model, ids, document, position, features.layers)
 
 
 def _joined(chunks: list[TargetOutput]) -> TargetOutput:
@@ -398,42 +289,3 @@ def _joined(chunks: list[TargetOutput]) -> TargetOutput:
     return TargetOutput(
         chunks[-1].logits, torch.cat(taps) if taps else None, torch.cat(last) if last else None
     )
-
-
-def _full_masks(
-    hidden: Tensor, position: Tensor, windows: set[int | None], dtype: torch.dtype
-) -> dict[int | None, Tensor | None]:
-    """Return one additive mask [B, 1, T, T] a window; None where plain causality is all."""
-    plain = not bool((hidden ^ ~causal(hidden.shape[-1])).any())
-    masks: dict[int | None, Tensor | None] = {}
-    for window in windows:
-        if plain and (window is None or hidden.shape[-1] <= window):
-            masks[window] = None
-            continue
-        far = hidden
-        if window is not None:
-            far = hidden | (position[:, :, None] - position[:, None, :] >= window)
-        mask = torch.zeros(far.shape, dtype=dtype)
-        masks[window] = mask.masked_fill_(far, torch.finfo(dtype).min)[:, None]
-    return masks
-
-
-def _reference(model: Any, name: str) -> ReferenceModel:
-    """Return the model's own forward with every layer's sliding window."""
-    config = model.config.get_text_config()
-    try:
-        layers = decoder_layers(model.base_model, config.num_hidden_layers)
-    except NotImplementedError as error:
-        raise UserError(f"target {name}: {error}; give a model with one list of layers") from error
-    windows = []
-    for layer in layers:
-        attentions = [
-            m for m in layer.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
-        ]
-        windows.append(window_of(attentions[0]) if attentions else None)
-    return ReferenceModel(model.base_model, windows)
-
-
-def _head_bias(model: Any) -> list[Tensor] | None:
-    bias = model.get_output_embeddings().bias
-    return None if bias is None else [bias]

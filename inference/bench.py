@@ -16,9 +16,10 @@ from drafters.errors import UserError
 from drafters.growth import Chain, Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
+from inference.clock import Clock
 from inference.cost_store import CostStore
 from inference.costs import Costs, CostTable, Load
-from inference.engine import Clock, Decoder, Request
+from inference.engine import Decoder, Request
 from inference.meter import SIZES, CostMeter
 from inference.passes import Growing, Pass, take
 from inference.peers import Peer

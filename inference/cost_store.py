@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drafters.base import Drafter
-from drafters.embedded import cache_root
+from drafters.cache_root import cache_root
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.growth import Chain, Dynamic, Growth, Static

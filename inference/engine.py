@@ -20,6 +20,7 @@ from drafters.rules import Context, GuidedWarp
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
+from inference.clock import Clock, now
 from inference.modes import VERIFIERS, resolve
 from inference.spoilt import check_finite, spoilt_rows, step_alone
 from inference.stop import Stop
@@ -49,27 +50,6 @@ class Row:
     room: int
     context: Context
     finished: str | None = None
-
-
-@dataclass
-class Clock:
-    """Seconds spent decoding (prefill apart), by phase.
-
-    draft: proposing, the drafter's own encoding included; build: laying trees out; verify: the
-    target's forward; commit: laws, verdicts, stops, cache and bookkeeping.
-    """
-
-    prefill: float = 0.0
-    draft: float = 0.0
-    build: float = 0.0
-    verify: float = 0.0
-    commit: float = 0.0
-    rounds: int = 0
-
-    @property
-    def decode(self) -> float:
-        """Return the seconds of all rounds."""
-        return self.draft + self.build + self.verify + self.commit
 
 
 class Decoder:
@@ -112,7 +92,7 @@ class Decoder:
         self.growth = growth.start(rows)
         self.session = drafter.start(target, self.growth, rows, self.capacity + growth.nodes + 1)
         if isinstance(self.session, ReadsCache):
-            self.session.read(self.cache)
+            self.session.read_cache(self.cache)
         self.rows: list[Row | None] = [None] * rows
         self.clock = Clock()
 
@@ -143,7 +123,7 @@ class Decoder:
         ]
         self.session.observe(commits)
         self.growth.observe(commits)
-        self.clock.prefill += time.perf_counter() - start
+        self.clock.prefill += now(self.target.device) - start
         return commits
 
     @torch.inference_mode()
@@ -160,18 +140,21 @@ class Decoder:
         layout = self.target.lay_out(trees, self.cache)
         marks.append(time.perf_counter())
         outputs = self.target.run(layout, self.cache, self.session.features)
-        spoilt = spoilt_rows(outputs)
+        marks.append(now(self.target.device))
+        laws = [self._laws(*both) for both in zip(active, trees, outputs, strict=True)]
+        spoilt = spoilt_rows(laws)
         if spoilt:
-            features = self.session.features
             trees, outputs = step_alone(
-                self.target, self.cache, features, trees, outputs, spoilt=spoilt
+                self.target, self.cache, self.session.features, trees, outputs, spoilt=spoilt
             )
-        marks.append(time.perf_counter())
-        commits, paths = self._judge(trees, outputs, spoilt)
+            for row in spoilt:
+                laws[row] = self._laws(active[row], trees[row], outputs[row])
+                check_finite(self.target, laws[row])
+        commits, paths = self._judge(trees, outputs, laws, spoilt)
         self.cache.keep(paths)
         self.session.observe(commits)
         self.growth.observe(commits)
-        marks.append(time.perf_counter())
+        marks.append(now(self.target.device))
         self._count(marks)
         return commits
 
@@ -199,17 +182,20 @@ class Decoder:
         self,
         trees: Sequence[TokenTree | None],
         outputs: Sequence[TargetOutput | None],
+        laws: Sequence[Laws | None],
         single: Collection[int],
     ) -> tuple[list[Commit | None], list[list[int] | None]]:
         """Return each row's commit and the path its cache keeps; `single` rows emit one token."""
         commits: list[Commit | None] = []
         paths: list[list[int] | None] = []
-        for index, (row, tree, output) in enumerate(zip(self.rows, trees, outputs, strict=True)):
-            if row is None or tree is None or output is None:
+        for index, (row, tree, output, law) in enumerate(
+            zip(self.rows, trees, outputs, laws, strict=True)
+        ):
+            if row is None or tree is None or output is None or law is None:
                 commits.append(None)
                 paths.append(None)
                 continue
-            verdict = self.verify(self._laws(row, tree, output), tree, row.random.verify)
+            verdict = self.verify(law, tree, row.random.verify)
             emitted = [tree.token_list[node] for node in verdict.path[1:]] + [verdict.token]
             emitted = emitted[:1] if index in single else emitted
             count, finished = self.stop.cut(row.ids, emitted, row.room)
@@ -225,8 +211,12 @@ class Decoder:
             return self.warp
         return GuidedWarp.of(self.warp, [None if row is None else row.context for row in active])
 
-    def _laws(self, row: Row, tree: TokenTree, output: TargetOutput) -> Laws:
-        """Return the target's laws over a row's tree."""
+    def _laws(
+        self, row: Row | None, tree: TokenTree | None, output: TargetOutput | None
+    ) -> Laws | None:
+        """Return the target's laws over a row's tree, None where there is none."""
+        if row is None or tree is None or output is None:
+            return None
         rules, logits = self.warp.rules, output.logits
         return self.warp.laws(logits if rules is None else rules.over(tree, logits, row.context))
 
@@ -234,8 +224,9 @@ class Decoder:
         """Emit a row's first token from the prompt's last logits."""
         row = self.rows[index]
         assert row is not None
-        check_finite(self.target, output)
         laws = self._laws(row, TokenTree.chain(row.ids[-1:]), output)
+        assert laws is not None
+        check_finite(self.target, laws)
         token = row.random.verify.draw(laws.law(0))
         prompt = torch.tensor(row.ids)
         _, finished = self.stop.cut(row.ids, [token], row.room)

@@ -1,10 +1,15 @@
-"""Facts: what a target's figures are filed under."""
+"""Facts: what a target's figures are filed under, and how large a drafter is."""
 
+import math
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from drafters import embedded
 from drafters.target import Target
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}  # tables of ids are no parameters
 
 
 def target_facts(target: Target) -> dict[str, Any]:
@@ -33,3 +38,14 @@ def dtype_name(target: Target) -> str:
 def parameters(target: Target) -> int:
     """Return how many values a target has."""
     return sum(p.numel() for p in target.model.parameters())
+
+
+def stored_values(folder: Path) -> int:
+    """Return how many floating-point values a folder's safetensors hold."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                part = file.get_slice(name)
+                total += math.prod(part.get_shape()) * (part.get_dtype() in _FLOATS)
+    return total

@@ -14,8 +14,9 @@ from drafters.growth import Chain, Growth
 from drafters.rules import Rules
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
+from inference.clock import Clock
 from inference.costs import Load
-from inference.engine import Clock, Decoder, Request
+from inference.engine import Decoder, Request
 from inference.feed import Feed
 from inference.modes import tree_mode
 from inference.pricing import priced

@@ -3,7 +3,6 @@
 Whatever is compared is timed in turns, so that a slow spell of the machine hits all of it.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -16,6 +15,7 @@ from drafters.growth import Chain, Growth
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
+from inference.clock import now
 from inference.costs import Costs, CostTable, DraftCosts, Load, fit_levels
 from inference.engine import Decoder, Request
 from inference.stop import Stop
@@ -61,21 +61,14 @@ class CostMeter:
         """Run n tokens a row over the cached prefix; return the seconds."""
         trees: list[TokenTree | None] = [TokenTree.chain(self.tokens[:n])] * self.rows
         layout = self.target.lay_out(trees, self.cache)
-        start = synchronised(self.target)
+        start = now(self.target.device)
         self.target.run(layout, self.cache, Features())
-        return synchronised(self.target) - start
+        return now(self.target.device) - start
 
     @property
     def costs(self) -> Costs:
         """Return what was timed so far."""
         return Costs({n: list(times) for n, times in self.times.items()})
-
-
-def synchronised(target: Target) -> float:
-    """Return the time in seconds once the device has done what it was given."""
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
-    return time.perf_counter()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from drafters.base import Account, Commit
-from inference.engine import Clock
+from inference.clock import Clock
 from inference.modes import tree_mode
 from inference.stats import Round, looped
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, StoppingCriteria
+from transformers import StoppingCriteria
 
 from drafters.errors import UserError
+from drafters.loading import load_model
 from drafters.sampling import Warp
 from drafters.target import Target
 
@@ -64,13 +65,8 @@ class Peer:
             return cls(text, {"prompt_lookup_num_tokens": LOOKUP_TOKENS})
         if kind != "hf-assistant" or not folder:
             raise UserError(f"peer is {text!r}: give hf, hf-lookup or hf-assistant=FOLDER")
-        loader: Any = AutoModelForCausalLM
-        try:
-            model = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"assistant {folder}: {reason}") from error
-        return cls(text, {"assistant_model": model.eval()})
+        model = load_model(folder, "assistant", dtype)
+        return cls(text, {"assistant_model": model})
 
     def check_rows(self, rows: int) -> None:
         """Raise UserError if so many prompts cannot be answered together."""

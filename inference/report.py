@@ -12,6 +12,7 @@ from rich.table import Table
 from drafters.errors import UserError
 
 FILE = "benchmark.json"
+TIES = "ties/k"  # bfloat16 only: float32 has next to none
 _HEADINGS = (
     "tau",
     "alpha",
@@ -22,6 +23,7 @@ _HEADINGS = (
     "c",
     "time",
     "same",
+    TIES,
     "looped",
     "no loops",
 )
@@ -53,7 +55,8 @@ def table(result: Mapping[str, Any]) -> Table:
     """Return one line a drafter, plain decoding first; fits 120 columns."""
     settings, target = result["settings"], result["target"]
     title = (
-        f"{target['title']}, {target['dtype']}, T={settings['temperature']:g}, "
+        f"{target['title']}, {target['dtype']}, {target['engine']}, "
+        f"T={settings['temperature']:g}, "
         f"{settings['prompts']} prompts x {settings['max_new_tokens']} tokens, "
         f"{settings['rows']} a batch, {settings['repeats']} repeats"
     )
@@ -67,15 +70,20 @@ def table(result: Mapping[str, Any]) -> Table:
     )
     found.add_column("drafter", no_wrap=True)
     found.add_column("shape", no_wrap=True)
-    for heading in _HEADINGS:
+    shown = [h for h in _HEADINGS if h != TIES or target["dtype"] == "bfloat16"]
+    for heading in shown:
         found.add_column(heading, justify="right", no_wrap=True)
-    plain = result["baseline"]
-    looped = _percent(plain["looped_share"])
-    found.add_row("none", "", "1.00", "", "1.00", *[""] * 6, looped, "1.00")
+    plain = {"tau": "1.00", "speed-up": "1.00", "no loops": "1.00"}
+    plain["looped"] = _percent(result["baseline"]["looped_share"])
+    found.add_row("none", "", *(plain.get(heading, "") for heading in shown))
     for one in result["drafters"]:
-        found.add_row(*_row(one, settings["prompts"], _label(one, result["drafters"])))
+        cells = _cells(one, settings["prompts"])
+        shape = "/".join(_plain(value) for value in one["shape"].values())
+        named = _label(one, result["drafters"]), f"{one['growth']} {shape}{_drawn(one)}"
+        found.add_row(*named, *(cells[heading] for heading in shown))
         for member in one["members"]:
-            found.add_row(*_member_row(member))
+            named, cells = (f"  {member['method']}", "alone"), _member_cells(member)
+            found.add_row(*named, *(cells.get(heading, "") for heading in shown))
     return found
 
 
@@ -110,36 +118,31 @@ def _estimate(one: Mapping[str, Any] | None) -> str:
     return _number(one["value"]) + (f" {interval[0]:.2f}-{interval[1]:.2f}" if interval else "")
 
 
-def _row(one: Mapping[str, Any], prompts: int, label: str) -> list[str]:
-    shape = "/".join(_plain(value) for value in one["shape"].values())
-    interval, share = one["speedup_interval"], one["time_share"]
+def _cells(one: Mapping[str, Any], prompts: int) -> dict[str, str]:
+    """Return what stands under each heading."""
+    interval, share, ties = one["speedup_interval"], one["time_share"], one["near_ties"]
     same = "" if one["identical"] is None else f"{one['identical']}/{prompts}"
-    if one["near_ties"]:
-        same += f"+{one['near_ties']}"
-    return [
-        label,
-        f"{one['growth']} {shape}{_drawn(one)}",
-        _number(one["tau"]),
-        _number(one["alpha"]),
-        _number(one["speedup"]),
-        "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}",
-        _predicted(one),
-        _number(one["break_even_tau"]),
-        _number(one["cost_ratio"], 3),
-        f"{_percent(share['draft'])} {_percent(share['verify'])}",
-        same,
-        _percent(one["looped_share"]),
-        _number(one["without_loops"]["speedup"]),
-    ]
+    rate = one["near_ties_per_thousand"]
+    return {
+        "tau": _number(one["tau"]),
+        "alpha": _number(one["alpha"]),
+        "speed-up": _number(one["speedup"]),
+        "95%": "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}",
+        "pred.": _predicted(one),
+        "even": _number(one["break_even_tau"]),
+        "c": _number(one["cost_ratio"], 3),
+        "time": f"{_percent(share['draft'])} {_percent(share['verify'])}",
+        "same": same + (f"+{ties}" if ties else ""),
+        TIES: "" if rate is None else _number(rate, 1),
+        "looped": _percent(one["looped_share"]),
+        "no loops": _number(one["without_loops"]["speedup"]),
+    }
 
 
-def _member_row(member: Mapping[str, Any]) -> list[str]:
+def _member_cells(member: Mapping[str, Any]) -> dict[str, str]:
     """Return what a part of a joint drafter would have got alone, and the time that it took."""
-    row = dict.fromkeys(("drafter", "shape", *_HEADINGS), "")
     alone = 1 + member["accepted"] / member["rounds"] if member["rounds"] else None
-    row |= {"drafter": f"  {member['method']}", "shape": "alone, in the same rounds"}
-    row |= {"tau": _number(alone), "time": _percent(member["time_share"])}
-    return list(row.values())
+    return {"tau": _number(alone), "time": _percent(member["time_share"])}
 
 
 def _drawn(one: Mapping[str, Any]) -> str:
@@ -168,8 +171,9 @@ def _caption(result: Mapping[str, Any]) -> str:
         "shape: gamma, children a depth, or nodes/width/depth. tau counts the bonus, not the "
         "prefill's token. pred.: speed-up that this run's costs predict, then that of stored ones. "
         "even: the tau from which a shape pays. c: one depth's drafting over T(1). time: share of "
-        "drafting, of verifying. same: outputs equal to none's (+ near-ties). no loops: speed-up "
-        "outside repeated 4-grams."
+        "drafting, of verifying. same: outputs equal to none's (+ near-ties). "
+        + ("ties/k: near-ties in 1,000 tokens. " if result["target"]["dtype"] == "bfloat16" else "")
+        + "no loops: speed-up outside repeated 4-grams."
     )
 
 

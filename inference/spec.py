@@ -1,10 +1,10 @@
 """Spec: a drafter and how it drafts, as command lines name them.
 
 `D`, or `D:growth=chain,gamma=4`, `D:growth=static,branching=3.2.1`, `D:growth=static,tree=FILE`,
-`D:growth=dynamic,nodes=8`, `D:growth=cost_aware`, `draft=sampled`, `verify=traversal`. D is a
-drafter's folder, or the name of one without weights, whose own options stand beside the others, or
-of one whose weights the target ships. `A+B:growth=dynamic,nodes=8` drafts with both in one tree of
-that shape; `A:longest=5+B` gives a part an option of its own.
+`D:growth=dynamic,nodes=8`, `D:growth=best_first,nodes=16`, `D:growth=cost_aware`, `draft=sampled`,
+`verify=traversal`. D is a drafter's folder, or the name of one without weights, whose own options
+stand beside the others, or of one whose weights the target ships. `A+B:growth=dynamic,nodes=8`
+drafts with both in one tree of that shape; `A:longest=5+B` gives a part an option of its own.
 """
 
 from collections.abc import Mapping

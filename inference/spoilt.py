@@ -1,26 +1,30 @@
-"""Rows whose states overflowed: nothing is drawn from a NaN, and none stays in a cache."""
+"""Rows whose states overflowed: nothing is drawn from a NaN, and none stays in a cache.
+
+Laws say so themselves (drafters/sampling.py): the logits are not read a second time for it.
+"""
 
 from collections.abc import Collection, Sequence
 
 from drafters.base import Features, TargetOutput
 from drafters.cache import KVCache
 from drafters.errors import UserError
+from drafters.laws import Laws
 from drafters.target import Target
 from drafters.tree import TokenTree
 
 
-def spoilt_rows(outputs: Sequence[TargetOutput | None]) -> list[int]:
-    """Return the rows with a law that has no finite best."""
-    return [row for row, out in enumerate(outputs) if out is not None and not _finite(out)]
+def spoilt_rows(laws: Sequence[Laws | None]) -> list[int]:
+    """Return the rows with a law of logits that are not finite."""
+    return [row for row, law in enumerate(laws) if law is not None and bool(law.broken.any())]
 
 
-def check_finite(target: Target, output: TargetOutput) -> None:
+def check_finite(target: Target, laws: Laws | None) -> None:
     """Refuse to go on where plain decoding itself meets a NaN.
 
     Raises:
         UserError: names the target and its dtype.
     """
-    if not _finite(output):
+    if laws is not None and bool(laws.broken.any()):
         raise UserError(
             f"target {target.name} gives logits that are not finite in {target.dtype}, without any "
             "draft: nothing can be drawn from them; try float32"
@@ -45,9 +49,6 @@ def step_alone(
 
     Returns:
         Trees and outputs, those of the spoilt rows replaced.
-
-    Raises:
-        UserError: if a root alone meets a NaN.
     """
     trees, outputs = list(trees), list(outputs)
     roots: list[TokenTree | None] = [None] * len(trees)
@@ -60,15 +61,9 @@ def step_alone(
         tree = trees[row]
         if output is None or tree is None:
             continue
-        check_finite(target, output)
         outputs[row] = TargetOutput(
             output.logits.expand(len(tree), -1),
             None if output.taps is None else output.taps.expand(len(tree), -1),
             None if output.last is None else output.last.expand(len(tree), -1),
         )
     return trees, outputs
-
-
-def _finite(output: TargetOutput) -> bool:
-    # a NaN anywhere is the maximum of its law
-    return bool(output.logits.amax(-1).isfinite().all())

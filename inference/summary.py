@@ -7,20 +7,18 @@ its token are shown apart.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from drafters.base import Drafter, JointDrafter
 from drafters.growth import CostAware
 from inference.bench import Contender, Measurement
-from inference.compare import Difference, compare
 from inference.cost_store import cost_key
 from inference.costs import Load, Shape
-from inference.facts import dtype_name, parameters, target_facts
+from inference.equality import equality
+from inference.facts import dtype_name, parameters, stored_values, target_facts
 from inference.forecast import (
     RoundCost,
     break_even_tau,
@@ -39,7 +37,6 @@ PLAIN_SHARE = 0.95  # of 1 / T(1): below it plain decoding would be a straw man
 # The step of a smaller target is mostly Python, which T(1) leaves out: its share says nothing.
 JUDGED_PARAMETERS = 10_000_000
 POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # where buckets of context positions start
-_FLOATS = {"F64", "F32", "F16", "BF16"}  # tables of ids are no parameters
 
 
 def summarise(measured: Measurement, source: str) -> dict[str, Any]:
@@ -110,7 +107,7 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         "forecast_speedup": _forecast(measured, contender, own),
         "time_share": own.time_share,
         "members": _members(contender.drafter, own),
-        **_outputs(measured, own, plain),
+        **equality(measured, own, plain),
         "looped_share": own.looped_share(),
         "without_loops": _part(own, plain, without_loops),
         "by_category": _by_category(measured, own, plain),
@@ -128,7 +125,7 @@ def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
         "name": contender.name,
         "method": drafter.name,
         "checkpoint": "+".join(map(str, folders)) or None,
-        "parameters": sum(_stored_values(folder) for folder in folders),
+        "parameters": sum(stored_values(folder) for folder in folders),
         "growth": spec.growth_name,
         "draft_mode": " and ".join(sorted(own.draft_modes)) or asked,
         "verify_mode": shown(spec.verify),
@@ -151,17 +148,6 @@ def _members(drafter: Drafter, own: Tally) -> list[dict[str, Any]]:
         }
         for member, account in zip(drafter.members, own.accounts(), strict=True)
     ]
-
-
-def _stored_values(folder: Path) -> int:
-    """Return how many floating-point values a folder's safetensors hold."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                part = file.get_slice(name)
-                total += math.prod(part.get_shape()) * (part.get_dtype() in _FLOATS)
-    return total
 
 
 def _costs(
@@ -201,29 +187,6 @@ def _forecast(measured: Measurement, contender: Contender, own: Tally) -> float 
         return None
     shape = Shape(growth.depth, found.drafted / found.rounds, width)
     return forecast(table, key, shape, 1 + sum(found.survival_by_depth), load)
-
-
-def _outputs(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:
-    """Return how many greedy outputs equal plain decoding's; None where outputs were drawn."""
-    if not measured.settings.warp.greedy:
-        return dict.fromkeys(("identical", "near_ties", "different", "largest_gap"))
-    found = [_difference(measured, own, plain, prompt) for prompt in range(len(measured.ids))]
-    gaps = [d.gap for d in found if d is not None and d.gap is not None]
-    return {
-        "identical": sum(d is None for d in found),
-        "near_ties": sum(d is not None and d.near_tie for d in found),
-        "different": sum(d is not None and not d.near_tie for d in found),
-        "largest_gap": max(gaps, default=None),
-    }
-
-
-def _difference(measured: Measurement, own: Tally, plain: Tally, prompt: int) -> Difference | None:
-    """Return the worst difference over the repeats of one prompt."""
-    pairs = zip(own.outputs(prompt), plain.outputs(prompt), strict=True)
-    distinct = sorted({(tuple(a), tuple(b)) for a, b in pairs})
-    found = [compare(measured.target, measured.ids[prompt], a, b) for a, b in distinct]
-    differences = [d for d in found if d is not None]
-    return min(differences, key=lambda d: d.near_tie, default=None)
 
 
 def _by_category(measured: Measurement, own: Tally, plain: Tally) -> dict[str, Any]:

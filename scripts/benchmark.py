@@ -14,14 +14,13 @@ if an output differs or plain decoding was too slow to be compared with.
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from console import app, note, progress, run
+from console import ENGINE_HELP, Dtype, Engine, app, note, progress, run
 from drafters.registry import methods
 from drafters.sampling import Warp
 from drafters.target import Target
@@ -37,20 +36,6 @@ cli = app("Measure drafters against plain decoding on the same prompts, in turns
 _WIDTH = 120  # of the table where stdout is no terminal
 
 
-class Dtype(StrEnum):
-    """What the target computes in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Engine(StrEnum):
-    """Which forward runs."""
-
-    fast = "fast"
-    reference = "reference"
-
-
 def _list(wanted: bool) -> None:
     if wanted:
         print("\n".join(sorted(methods())))
@@ -63,7 +48,7 @@ def benchmark(
     prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="D or D:growth=chain,gamma=4; give several. verify=typical is LOSSY."),
+        typer.Option(help="D:growth=chain,gamma=4 or A+B:...; several. verify=typical is LOSSY."),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,
@@ -73,7 +58,7 @@ def benchmark(
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
-    engine: Annotated[Engine, typer.Option(help="Lean forward or the model's own.")] = Engine.fast,
+    engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
     rows: Annotated[int, typer.Option(help="Prompts that decode together.")] = 1,
     repeats: Annotated[int, typer.Option(help="How often every prompt is decoded.")] = 3,
     warmup: Annotated[int, typer.Option(help="Prompts before the clock runs.")] = 3,
@@ -95,7 +80,7 @@ def benchmark(
     warp = Warp(temperature, top_k, top_p, min_p)
     settings = BenchSettings(max_new_tokens, warp, seed, rows, repeats, warmup)
     questions = read_prompts(prompts, limit)
-    decider = Target.load(target, dtype=dtype.value, engine=engine.value)
+    decider = Target.load(target, dtype=dtype.value, engine=engine)
     peers = [Peer.parse(text, decider.dtype) for text in peer or []]
     measured = _measure(decider, contenders(decider, specs), questions, settings, peers)
     result = summarise(measured, str(prompts))

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from importlib import metadata
 from typing import NoReturn
 
@@ -19,6 +20,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from drafters.errors import UserError
 
+
+class Dtype(StrEnum):
+    """What a target computes in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Engine(StrEnum):
+    """Which forward a target runs."""
+
+    fast = "fast"
+    reference = "reference"
+    static = "static"
+
+
+ENGINE_HELP = (
+    "fast: lean forward; reference: the model's own; static: fast at fixed shapes, as CUDA graphs "
+    "on a GPU. Default: fast where the target allows, else reference."
+)
 # Unrelated projects on PyPI whose code would lie on our import names.
 FOREIGN = ("drafters", "inference")
 # The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from console import app, note, run
+from console import ENGINE_HELP, Dtype, Engine, app, note, run
 from drafters.base import Commit
 from drafters.errors import UserError
 from drafters.rules import Rules
@@ -33,20 +32,6 @@ from inference.spec import Spec
 cli = app("Answer one prompt with a target and a drafter.")
 
 
-class Dtype(StrEnum):
-    """What the target computes in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Engine(StrEnum):
-    """Which forward runs."""
-
-    fast = "fast"
-    reference = "reference"
-
-
 @cli.command()
 def generate(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
@@ -54,7 +39,7 @@ def generate(
     drafter: Annotated[
         str,
         typer.Option(
-            help="D or D:growth=chain,gamma=4; D is a folder or a name. verify=typical is LOSSY."
+            help="D or D:growth=chain,gamma=4; D: a folder, a name or A+B. verify=typical is LOSSY."
         ),
     ] = "none",
     max_new_tokens: Annotated[int, typer.Option(help="At most this many tokens.")] = 128,
@@ -73,7 +58,7 @@ def generate(
     ] = None,
     system: Annotated[str | None, typer.Option(help="The chat's system message.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
-    engine: Annotated[Engine, typer.Option(help="Lean forward or the model's own.")] = Engine.fast,
+    engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
     color: Annotated[bool, typer.Option("--color", help="Mark accepted drafts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -88,7 +73,7 @@ def generate(
     )
     warp = Warp(temperature, top_k, top_p, min_p, rules if rules.report() else None)
     sampling = Sampling(max_new_tokens, warp, seed, tuple(stop or ()))
-    decider = Target.load(target, dtype=dtype.value, engine=engine.value)
+    decider = Target.load(target, dtype=dtype.value, engine=engine)
     generation = Generation(
         decider,
         spec.load(decider),
@@ -98,13 +83,14 @@ def generate(
         verify=spec.verify,
     )
     if as_json:
-        print(json.dumps(_result(generation, spec)))
+        print(json.dumps(_result(generation, spec) | {"engine": decider.engine}))
         return
     _stream(generation, TextStream(decider.tokenizer), color=color)
     output = generation.outputs[0]
     note(
         f"{len(output.ids)} tokens, {output.rounds} rounds, tau {output.tau:.2f}, "
-        f"{_speed(generation, output):.1f} tokens/s, ended by {output.finish_reason}"
+        f"{_speed(generation, output):.1f} tokens/s on the {decider.engine} engine, "
+        f"ended by {output.finish_reason}"
         f"{', ' + shown(spec.verify) if spec.verify in LOSSY else ''}"
     )
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -27,7 +26,7 @@ import torch
 import typer
 from rich.progress import Progress, TaskID
 
-from console import app, note, progress, run
+from console import Dtype, app, note, progress, run
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.target import Target
@@ -42,13 +41,6 @@ from training.sources import Source, given_prompts, given_texts, self_chat
 FEATURES = "features"  # folder beside the chats
 
 cli = app("Let a target write the chats that drafters learn from.")
-
-
-class Dtype(StrEnum):
-    """What the target computes in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
 
 
 @cli.command(epilog=" ".join(f"{name}: {rule}." for name, rule in RULES.items()))

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from console import app, note, progress, run
+from console import Dtype, app, note, progress, run
 from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
@@ -48,13 +47,6 @@ cli = app("Find the shape that a drafter should draft in on this machine, from m
 
 FORMAT_VERSION = 1
 _WIDTH = 120  # of the table where stdout is no terminal
-
-
-class Dtype(StrEnum):
-    """What the target computes in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def tiny_target(
     family: str = "llama",
     *,
     seed: int = 0,
-    engine: str = "fast",
+    engine: str | None = None,
     attention: str = "sdpa",
     **changes: object,
 ) -> Target:

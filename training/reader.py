@@ -4,9 +4,9 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
-from drafters.errors import UserError
+from drafters.loading import load_config, load_tokenizer
 from drafters.shape import TargetShape
 
 
@@ -48,14 +48,7 @@ class WeightlessReader:
         Raises:
             UserError: if they are not there.
         """
-        try:
-            config = AutoConfig.from_pretrained(path).get_text_config()
-            tokenizer = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"target {path}: {reason}; give a folder in Hugging Face format or a hub id"
-            ) from error
+        config, tokenizer = load_config(path, "target"), load_tokenizer(path, "target")
         try:
             ends = GenerationConfig.from_pretrained(path).eos_token_id
         except OSError:

@@ -19,6 +19,8 @@ from drafters.shape import TargetShape
 from drafters.target import Target
 
 FAMILY = "standalone"
+_SOURCE = {"layers", "num_layers", "model", "model_shape"}
+OPTIONS = frozenset({"draft_vocab_size", "qk_norm", "attention_bias"} | _SOURCE)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -86,4 +88,5 @@ def _lost(ours: Ours) -> tuple[str, ...]:
     )
 
 
-DIALECTS = tuple(Dialect(name, FAMILY, write) for name in ("transformers", "vllm", "sglang"))
+NAMES = ("transformers", "vllm", "sglang")
+DIALECTS = tuple(Dialect(name, FAMILY, OPTIONS, write) for name in NAMES)

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from drafters.base import NeuralDrafter
 from drafters.checkpoint import load_drafter, write_folder
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
-from drafters.formats.dialect import Ours, Theirs, own_tensors
+from drafters.formats.dialect import WEIGHTS, Ours, Theirs, check_options
 from drafters.formats.foreign import Foreign
 from drafters.formats.registry import reader, writer
 from drafters.shape import TargetShape
@@ -48,6 +49,7 @@ def export_drafter(
     place = _new(out)
     ours = read_ours(Path(folder), target)
     dialect = writer(name, ours.family)
+    check_options(ours, dialect)
     if dtype is not None:
         tensors = {k: t.to(dtype) if t.is_floating_point() else t for k, t in ours.tensors.items()}
         ours = replace(ours, tensors=tensors)
@@ -120,7 +122,8 @@ def read_ours(folder: Path, target: Target | None) -> Ours:
     drafter = load_drafter(folder, target)
     assert isinstance(drafter, NeuralDrafter)
     shape = TargetShape(**config["shape"])
-    return Ours(drafter.name, drafter.options(), shape, own_tensors(folder), config["target"])
+    tensors = load_file(folder / WEIGHTS)  # in the dtypes they are stored in
+    return Ours(drafter.name, drafter.options(), shape, tensors, config["target"])
 
 
 def _new(out: str | Path) -> Path:

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from drafters.errors import UserError
 from drafters.formats.foreign import Foreign
 from drafters.shape import TargetShape
 from drafters.target import Target
+
+WEIGHTS = "model.safetensors"  # of our folders and of most dialects
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Theirs:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     lost: tuple[str, ...] = ()
-    weights: str = "model.safetensors"
+    weights: str = WEIGHTS
     tokenizer: Any = None
     save: Callable[["Theirs", Path], None] = save_folder
 
@@ -87,6 +89,8 @@ class Dialect:
     Args:
         name: as command lines call the format; families may share one.
         family: the drafters that it holds.
+        options: of the family that it knows what to do with; a drafter with another one set is
+            refused, since what that makes it compute is not in these files.
         write: makes a dialect's drafter of ours, with the target's weights if a target is given.
         read: makes ours of a folder, for a target.
         claims: whether a folder is in this format.
@@ -94,6 +98,7 @@ class Dialect:
 
     name: str
     family: str
+    options: frozenset[str]
     write: Callable[[Ours, Target | None], Theirs] | None = None
     read: Callable[[Foreign, Target], Ours] | None = None
     claims: Callable[[Foreign], bool] | None = None
@@ -115,6 +120,20 @@ def needed(target: Target | None, why: str) -> Target:
     return target
 
 
+def check_options(ours: Ours, dialect: Dialect) -> None:
+    """Refuse a drafter with an option set that the dialect has never heard of.
+
+    Raises:
+        UserError: names the option.
+    """
+    for name in sorted(set(ours.options) - dialect.options):
+        if ours.options[name]:
+            raise UserError(
+                f"the format {dialect.name} has no place for {name} = {ours.options[name]!r} of "
+                f"this {ours.family} drafter"
+            )
+
+
 def refuse(family: str, name: str, reasons: Mapping[str, object]) -> None:
     """Refuse a drafter that a dialect has no place for.
 
@@ -126,8 +145,3 @@ def refuse(family: str, name: str, reasons: Mapping[str, object]) -> None:
         raise UserError(
             f"the format {name} has no place for {' and '.join(found)} of this {family} drafter"
         )
-
-
-def own_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors of one of our folders in the dtypes that they are stored in."""
-    return load_file(folder / "model.safetensors")

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from drafters.errors import UserError
 from drafters.formats.dialect import Dialect, Ours, Theirs, refuse
-from drafters.formats.eagle3 import FAMILY, Names, default_taps, flags, layer_list, read, table
+from drafters.formats.eagle3 import (
+    FAMILY,
+    OPTIONS,
+    Names,
+    default_taps,
+    flags,
+    layer_list,
+    read,
+    table,
+)
 from drafters.formats.foreign import Foreign
 from drafters.formats.id_tables import id_tables
 from drafters.formats.keys import to_theirs
@@ -184,6 +193,7 @@ DIALECTS = tuple(
     Dialect(
         flat.name,
         FAMILY,
+        OPTIONS,
         partial(_write, flat) if flat.written else None,
         partial(_read, flat),
         partial(_claims, flat),

@@ -4,7 +4,16 @@ import torch
 
 from drafters.errors import UserError
 from drafters.formats.dialect import Dialect, Ours, Theirs, needed, refuse
-from drafters.formats.eagle3 import EMBEDDING, FAMILY, Names, flags, layer_list, read, table
+from drafters.formats.eagle3 import (
+    EMBEDDING,
+    FAMILY,
+    OPTIONS,
+    Names,
+    flags,
+    layer_list,
+    read,
+    table,
+)
 from drafters.formats.foreign import Foreign
 from drafters.formats.id_tables import id_tables
 from drafters.formats.keys import to_theirs
@@ -101,4 +110,4 @@ def _tokens(foreign: Foreign) -> int:
     return count
 
 
-DIALECT = Dialect(NAME, FAMILY, _write, _read, _claims)
+DIALECT = Dialect(NAME, FAMILY, OPTIONS, _write, _read, _claims)

@@ -183,4 +183,4 @@ def _detail(step: dict[str, Any]) -> str:
     return ""
 
 
-DIALECT = Dialect(NAME, causal_lm.FAMILY, _write)
+DIALECT = Dialect(NAME, causal_lm.FAMILY, causal_lm.OPTIONS, _write)

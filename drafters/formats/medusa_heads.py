@@ -19,6 +19,7 @@ from drafters.formats.keys import Key, take, to_theirs
 from drafters.target import Target
 
 FAMILY = "medusa"
+OPTIONS = frozenset({"heads", "blocks", "draft_vocab_size", "shared_head"})
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,12 @@ def _claims(names: Names, foreign: Foreign) -> bool:
     return foreign.has(names.block.format(h=0, b=0, x="weight"))
 
 
+def _dialect(name: str, names: Names, *, written: bool) -> Dialect:
+    write = _write if written else None
+    return Dialect(name, FAMILY, OPTIONS, write, partial(_read, names), partial(_claims, names))
+
+
 DIALECTS = (
-    Dialect("medusa", FAMILY, _write, partial(_read, _ORIGINAL), partial(_claims, _ORIGINAL)),
-    Dialect("medusa-trt", FAMILY, None, partial(_read, _NESTED), partial(_claims, _NESTED)),
+    _dialect("medusa", _ORIGINAL, written=True),
+    _dialect("medusa-trt", _NESTED, written=False),
 )

@@ -14,7 +14,7 @@ from drafters.formats.dialect import Dialect, Ours, Theirs
 from drafters.formats.foreign import Foreign
 from drafters.formats.keys import IDS, take, to_theirs
 from drafters.formats.llama_config import flag
-from drafters.formats.medusa_heads import FAMILY, Names, count
+from drafters.formats.medusa_heads import FAMILY, OPTIONS, Names, count
 from drafters.target import Target
 
 NAME = "medusa-vllm"
@@ -98,4 +98,4 @@ def _claims(foreign: Foreign) -> bool:
     return foreign.has(_OWN.block.format(h=0, b=0, x="weight"))
 
 
-DIALECT = Dialect(NAME, FAMILY, _write, _read, _claims)
+DIALECT = Dialect(NAME, FAMILY, OPTIONS, _write, _read, _claims)

@@ -152,7 +152,7 @@ def drawable(warp: Warp, logits: Tensor, ids: Tensor | None = None) -> Laws:
     Any law will do as long as it is the one that was drawn from; a NaN is none.
     """
     laws = warp.laws(logits, ids)
-    broken = ~laws.probs.sum(-1).isfinite()
+    broken = laws.broken
     if bool(broken.any()):
         laws.probs[broken] = 1 / laws.probs.shape[-1]
     return laws

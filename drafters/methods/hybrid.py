@@ -110,11 +110,11 @@ class HybridSession:
         self.proposed: list[list[TokenTree | None]] = [[None] * rows for _ in self.sessions]
         self.drafts: dict[int, Draft] = {}
 
-    def read(self, cache: KVCache) -> None:
+    def read_cache(self, cache: KVCache) -> None:
         """Show the target's cache to the members that read it."""
         for session in self.sessions:
             if isinstance(session, ReadsCache):
-                session.read(cache)
+                session.read_cache(cache)
 
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Tell every member what became final, and its growth what it alone would have got."""

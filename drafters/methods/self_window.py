@@ -80,7 +80,7 @@ class SelfWindowSession:
         self.roots = [0] * rows
         self.view: SlidingCache | None = None
 
-    def read(self, cache: KVCache) -> None:
+    def read_cache(self, cache: KVCache) -> None:
         """Take the target's cache: its committed tokens are read from now on."""
         sizes = self.drafter.sinks, self.drafter.window, 1 + self.growth.cells
         self.view = SlidingCache(cache, *sizes)

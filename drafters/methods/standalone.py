@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Self, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig
 
 from drafters.alignment import supervised
 from drafters.base import Batch, Features, Prediction
@@ -33,6 +32,7 @@ from drafters.layers import (
     packed_linear,
     packed_norm,
 )
+from drafters.loading import load_config
 from drafters.methods.draft_model import ModelSession
 from drafters.placement import Placement
 from drafters.reduced import ReducedDrafter
@@ -216,11 +216,7 @@ class PackedModel:
 
 
 def _read_shape(model: str, target: TargetShape) -> TargetShape:
-    try:
-        config = AutoConfig.from_pretrained(model).get_text_config()
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model {model}: {reason}; give a folder or hub id") from error
+    config = load_config(model, "model")
     if config.vocab_size != target.vocab_size:
         raise UserError(
             f"model {model} has {config.vocab_size} ids, the target {target.vocab_size}: give a "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -102,7 +103,7 @@ def _blamed(
     drafter: NeuralDrafter,
     guesses: Sequence[Guess],
     said: str,
-    figures: dict[str, object],
+    figures: dict[str, Any],
 ) -> Finding:
     """Say why decoding guesses otherwise than training: a shift, stale state, or something else."""
     reading = _explains(patient, drafter)
@@ -226,7 +227,7 @@ def lossless(patient: Patient) -> Finding:
     return Finding(link, "ok", said + (f", {ties} of them up to a near-tie" if ties else ""))
 
 
-def _acceptance(patient: Patient) -> dict[str, object]:
+def _acceptance(patient: Patient) -> dict[str, Any]:
     outputs = [text.output for text in patient.texts]
     rounds = sum(output.rounds for output in outputs)
     attempted = sum(sum(output.attempted) for output in outputs)

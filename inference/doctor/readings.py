@@ -107,6 +107,7 @@ def _numberings(start: Reading, num_layers: int) -> list[Reading]:
     """
     found: list[Reading] = []
     layers = start.layers
+    lower, top = layers[:-1], layers[-1]
     for step, word in (
         (1, "one later"),
         (-1, "one earlier"),
@@ -116,15 +117,14 @@ def _numberings(start: Reading, num_layers: int) -> list[Reading]:
         moved = tuple(layer + step for layer in layers)
         if moved[0] >= 0 and moved[-1] <= num_layers:
             found.append(replace(start, name=f"every tap {word}", link="taps", layers=moved))
-        highest = (*layers[:-1], layers[-1] + step)
-        ascending = len(layers) > 1 and highest[-2] < highest[-1] <= num_layers
-        if ascending:
+        if lower and lower[-1] < top + step <= num_layers:
+            highest = (*lower, top + step)
             found.append(replace(start, name=f"the highest tap {word}", link="", layers=highest))
-    if layers[-1] == num_layers - 1:
-        normed = (*layers[:-1], num_layers)
+    if top == num_layers - 1:
+        normed = (*lower, num_layers)
         found = [reading for reading in found if reading.layers != normed]
         found.append(replace(start, name="the highest tap post-norm", link="taps", layers=normed))
-    if len(layers) > 1:
+    if lower:
         found.append(
             replace(start, name="taps in descending order", link="taps", layers=layers[::-1])
         )
@@ -238,7 +238,7 @@ def best(found: Sequence[Score], recorded: float | None = None) -> tuple[Score, 
         found: the stated reading's score, then all others'.
         recorded: agreement that training measured under its own reading; None: not known.
     """
-    start, rest = found[0], found[1:]
+    start, rest = found[0], list(found[1:])
     if recorded is not None and recorded < LEARNED:
         return None
     possible = [

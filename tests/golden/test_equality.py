@@ -12,6 +12,7 @@ from itertools import cycle, islice
 import pytest
 import torch
 
+from drafters.errors import UserError
 from drafters.growth import Growth, Static
 from drafters.registry import build_drafter
 from drafters.target import Target
@@ -89,7 +90,10 @@ def make(name: str, engine: str) -> Target:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*no lean forward")
         target = tiny_target(
-            family, engine=engine, attention="eager" if eager else "sdpa", **FAMILIES[name]
+            family,
+            engine=None if engine == "fast" else engine,
+            attention="eager" if eager else "sdpa",
+            **FAMILIES[name],
         )
     assert target.engine == (engine if family in LEAN else "reference")
     return target
@@ -162,3 +166,5 @@ def test_real_drafters_change_nothing(
 def test_a_family_without_lean_forward_says_so() -> None:
     with pytest.warns(UserWarning, match="gpt2 has no lean forward; using the reference engine"):
         assert tiny_target("gpt2").engine == "reference"
+    with pytest.raises(UserError, match="cannot run on the fast engine: model type gpt2 has no"):
+        tiny_target("gpt2", engine="fast")

@@ -120,12 +120,12 @@ FIXED = [
     ("ngram", Chain(2)),
     ("medusa", Chain(2)),
     ("medusa", Static((2, 1))),
-    ("medusa", Static(tree=((0,), (1,), (1, 0)))),
     ("medusa", BestFirst(3, 2)),
     ("dspark", BestFirst(3, 2)),
     ("hydra", Dynamic(3, 2, 2)),
     ("eagle1", Dynamic(3, 2, 2)),
     ("peagle", Dynamic(3, 2, 2)),
+    ("medusa", Static(tree=((0,), (1,), (1, 0)))),
     ("eagle", Chain(2)),
     ("eagle", Dynamic(3, 2, 2)),
     ("mtp", Dynamic(3, 2, 2)),
@@ -211,6 +211,13 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
 
 
 @pytest.mark.slow
+def test_two_levels_drawn_beside_copied() -> None:
+    """Merged chains branch: the default verifier of chains judges them as trees."""
+    target = small(2)
+    check(target, drafter_of("hybrid", target, kept=2), Chain(2, "sampled"), Warp(1.0), 4, "block")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "growth", "verify"),
     [
@@ -230,6 +237,8 @@ def test_two_levels_judged_together(growth: Growth, verify: str) -> None:
         ("mtp", Chain(2, "sampled"), "lossless"),
         ("eagle", Static((2,), "sampled"), "traversal"),
         ("draft_model", Static((2,), "sampled"), "lossless"),
+        ("hybrid", Static((2,), "sampled"), "traversal"),
+        ("hybrid", CostAware(2, 1, 2, "sampled").priced(PRICES), "lossless"),
     ],
     ids=str,
 )

@@ -44,7 +44,8 @@ def test_one_json_object_that_python_reproduces(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     keys = ["ids", "text", "tau", "rounds", "finish_reason", "draft_mode", "verify_mode"]
-    assert list(result) == [*keys, "tokens_per_second"]
+    assert list(result) == [*keys, "tokens_per_second", "engine"]
+    assert result["engine"] == "fast"
     assert (result["draft_mode"], result["verify_mode"]) == ("argmax", "lossless")
     target = Target.load(folder)
     ids = chat_ids(target, [{"role": "user", "content": "Hi the land"}])
@@ -66,7 +67,8 @@ def test_streamed_text_is_the_text(folder: Path) -> None:
     assert streamed.returncode == 0
     assert streamed.stdout == result["text"] + "\n"
     assert re.search(
-        r"40 tokens, 39 rounds, tau 1\.00, [\d.]+ tokens/s, ended by length\n$", streamed.stderr
+        r"40 tokens, 39 rounds, tau 1\.00, [\d.]+ tokens/s on the fast engine, ended by length\n$",
+        streamed.stderr,
     )
 
 
@@ -95,8 +97,10 @@ def test_raw_text_system_messages_and_stops(folder: Path) -> None:
     assert stopped["finish_reason"] == "stop"
     assert wanted in stopped["text"]
     assert wanted not in stopped["text"][:-2]
-    # the reference forward and bfloat16 answer too
-    assert json.loads(call(*options, "--engine", "reference").stdout)["ids"] == outputs[0]
+    # the other forwards and bfloat16 answer too
+    for engine in ("reference", "static"):
+        found = json.loads(call(*options, "--engine", engine).stdout)
+        assert (found["ids"], found["engine"]) == (outputs[0], engine)
     assert len(json.loads(call(*options, "--dtype", "bfloat16").stdout)["ids"]) == 12
 
 
@@ -132,3 +136,15 @@ def test_a_base_target_reads_text_as_it_is(tmp_path: Path) -> None:
     refused = call(*options, "--chat")
     assert refused.returncode == 2
     assert f"{base} has no chat template" in refused.stderr
+
+
+def test_an_engine_that_cannot_be_had_is_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = save_tiny_target(tmp_path, "gpt2", num_hidden_layers=1)
+    options = ("--target", str(folder), "--prompt", "Hi", "--max-new-tokens", "3", "--json")
+    refused = call(*options, "--engine", "fast")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: target {folder} cannot run on the fast engine: model")
+    assert "model type gpt2 has no lean forward; give engine reference" in refused.stderr
+    with pytest.warns(UserWarning, match="has no lean forward; using the reference engine"):
+        chosen = call(*options)
+    assert json.loads(chosen.stdout)["engine"] == "reference"

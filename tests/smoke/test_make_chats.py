@@ -16,6 +16,9 @@ from drafters.settings import load
 from drafters.target import Target
 from tests.folders import save_tiny_target
 from tests.scripts import SCRIPTS, Done, run_script
+from training.batches import documents
+from training.examples import Example
+from training.feature_store import FeatureStore, Kind
 from training.options import TrainSettings
 from training.parts import prepare
 
@@ -157,6 +160,7 @@ def test_a_malformed_prompt_is_named_by_its_line(target: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_killed_and_called_again(target: Path, tmp_path: Path) -> None:
     options = [*QUICK, "--chats", "60", "--shard", "10", "--temperatures", "1,0.9"]
+    options += ["--features", "0,2"]
     command = [sys.executable, SCRIPTS / "make_chats.py", "--target", target, *options, "--out"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -176,3 +180,8 @@ def test_killed_and_called_again(target: Path, tmp_path: Path) -> None:
     assert "going on after" in again.stderr
     tables = [pq.read_table(folder / "chats.parquet") for folder in (whole, killed)]
     assert tables[0].equals(tables[1])
+    rows = tables[1].select(["ids", "label_mask"]).to_pylist()
+    chats = [Example("", *(torch.tensor(value) for value in row.values())) for row in rows]
+    kind = Kind.of(Target.load(target), (0, 2), "bfloat16")
+    store = FeatureStore(killed / "features", kind)
+    assert all(chat in store for chat in documents(chats))

@@ -237,20 +237,26 @@ def test_help_shows_the_defaults() -> None:
 
 @pytest.mark.slow
 def test_two_processes_make_the_steps_of_two_batches(place: Path, tmp_path: Path) -> None:
-    """Two processes of `accelerate launch` on the CPU (gloo) equal one that accumulates two."""
+    """Two processes of `accelerate launch` on the CPU (gloo) equal one that accumulates two.
+
+    Both write to one store of features.
+    """
     config = ROOT / "configs" / "smoke" / "eagle.yaml"
     script = ROOT / "training" / "train_eagle.py"
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
-    more = ("tracking.every=1", "evaluate.times=1")
+    more = ["tracking.every=1", "evaluate.times=1"]
     for name, file, count in (("one", "cpu", 1), ("two", "cpus", 2)):
         start = [*launch, ROOT / "configs" / "accelerate" / f"{file}.yaml"]
         start += ["--num_processes", str(count)]
         given = settings(place, tmp_path / name, f"optim.accumulate={3 - count}", *more)
+        if count == 2:
+            given += [f"features.store={tmp_path / 'features'}", "features.dtype=float32"]
         run(*start, script, "--config", config, *given)
     lines = [
         [json.loads(x) for x in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("one", "two")
     ]
+    assert len(list((tmp_path / "features").glob("*.safetensors"))) >= 2
     losses = [[x["train/loss"] for x in side if "train/loss" in x] for side in lines]
     assert len(losses[0]) == 8
     assert losses[1] == pytest.approx(losses[0], abs=1e-6)

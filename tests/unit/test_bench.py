@@ -150,6 +150,7 @@ def test_a48_counts_are_over_all_rounds_of_all_prompts(target: Target) -> None:
     assert one["survival_by_depth"] == [9 / 21, 2 / 21, 2 / 21, 2 / 21]
     assert one["identical"] == 3
     assert (one["near_ties"], one["different"], one["largest_gap"]) == (0, 0, None)
+    assert (one["compared_tokens"], one["near_ties_per_thousand"]) == (3 * 13, 0.0)
     assert one["tau_interval"][0] < one["tau"] < one["tau_interval"][1]
 
 
@@ -273,8 +274,8 @@ def test_members_of_a_joint_drafter_have_accounts(target: Target) -> None:
     console.print(table(result))
     text = console.file.getvalue()
     assert "known+known" in text
-    assert re.search(r"known +alone, in the same rounds +4\.00", text)
-    assert re.search(r"known +alone, in the same rounds +2\.00", text)
+    assert re.search(r"known +alone +4\.00", text)
+    assert re.search(r"known +alone +2\.00", text)
 
 
 def test_every_key_of_the_contract_and_a_table(measured: Measurement, tmp_path: Path) -> None:
@@ -390,6 +391,32 @@ def test_near_ties_are_told_from_faults() -> None:
     assert found is not None
     assert found.gap == pytest.approx(float(logits[token] - logits[twin]), rel=1e-4)
     assert not found.near_tie
+
+
+def test_near_ties_per_thousand_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of three outputs of 13 parts at its sixth token: 1 of 13 + 13 + 6 compared."""
+    model = tiny_model(vocab_size=VOCAB_SIZE, num_hidden_layers=2).bfloat16()
+    target = Target(model, tiny_tokenizer(), name="tiny")
+    drafter = contenders(target, [Spec.parse("ngram:gamma=3")])[0]
+    measured = measure(target, [drafter], PROMPTS, replace(QUICK, repeats=1))
+    plain = [one.outputs[0].ids for one in measured.baseline.passes]
+    for ids, one in zip(plain, drafter.passes, strict=True):
+        one.outputs[0].ids[:] = ids
+    drafter.passes[0].outputs[0].ids[5] += 1
+    monkeypatch.setattr("inference.compare.tolerance", lambda *_: float("inf"))
+    result = summarise(measured, "x")
+    assert result["settings"]["dtype"] == "bfloat16"
+    one = result["drafters"][0]
+    assert (one["identical"], one["near_ties"], one["compared_tokens"]) == (2, 1, 32)
+    assert one["near_ties_per_thousand"] == 1000 / 32
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(table(result))
+    text = console.export_text()
+    assert "tiny, bfloat16, fast, T=0" in text
+    assert "ties/k" in text
+    assert "2/3+1" in text
+    assert "31.2" in text
+    assert "..." not in text.splitlines()[2]
 
 
 def _none() -> Any:

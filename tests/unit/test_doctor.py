@@ -33,7 +33,8 @@ from inference.doctor.stored import template
 from inference.prompts import chat_ids
 from inference.verify import Verdict
 from tests.folders import VOCAB_SIZE, tiny_tokenizer
-from tests.tiny import prompts_of, tiny_model
+from tests.tiny import prompts_of, tiny_model, tiny_target
+from tests.unit.test_every_drafter import NAMES, NEURAL, SIZES, make
 
 TAPS = (1, 3, 7)
 ASSISTANT = "{{ '<|im_start|>assistant\n' }}"
@@ -278,6 +279,7 @@ def test_a_tap_served_after_the_norm_is_named(
     named(diagnosis(target, folder, prompts), "features", "layer 7 is read after the final norm")
 
 
+@pytest.mark.slow
 def test_tokens_paired_with_the_wrong_features_are_named(
     target: Target, folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +308,7 @@ def test_weights_trained_with_a_shift_are_named(
     named(diagnosis(target, trained(target, prompts, reading), prompts), "shift", said)
 
 
+@pytest.mark.slow
 def test_a_leaking_mask_is_named(
     target: Target, folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +381,25 @@ def test_another_dtype_is_noted(target: Target, folder: Path, prompts: list[list
     found = diagnosis(target, folder, prompts)
     assert found.broken is None
     assert {f.link for f in found.findings if f.status == "note"} == {"dtype"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_can_be_examined(name: str) -> None:
+    """Random weights fit no reading, but the session must guess what training predicts."""
+    target = tiny_target(**SIZES)
+    prompts = prompts_of(9, 12, 7, 15)
+    drafter = make(name, target)
+    for module in drafter.modules() if isinstance(drafter, NeuralDrafter) else ():
+        if isinstance(module, DraftVocabulary) and module.size:
+            module.keep(torch.arange(module.size) * 2)
+    found = examine(patient_of(target, drafter, prompts, new_tokens=12))
+    assert found.broken is None, found.broken
+    by_link = {finding.link: finding for finding in found.findings}
+    assert by_link["losslessness"].status == "ok"
+    if name in NEURAL:
+        assert by_link["mask"].status == "ok"
+        assert by_link["decoding"].figures["compared"] > 0
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
-from drafters.formats.convert import export_drafter, import_drafter
+from drafters.formats.convert import export_drafter, import_drafter, read_ours
+from drafters.formats.dialect import check_options
 from drafters.formats.foreign import Foreign
-from drafters.formats.registry import claiming, listing, reader
+from drafters.formats.registry import claiming, listing, reader, writer
 from drafters.target import Target
 from tests.foreign import (
     LLAMA,
@@ -309,6 +311,16 @@ def test_a_format_of_another_family(target: Target, tmp_path: Path) -> None:
     folder = saved(target, tmp_path / "d", "eagle", draft_vocab_size=16)
     with pytest.raises(UserError, match="medusa-vllm holds no eagle drafters: give --to safeai, "):
         export_drafter(folder, "medusa-vllm", tmp_path / "out")
+
+
+def test_an_option_that_a_format_never_heard_of(target: Target, tmp_path: Path) -> None:
+    """A family may gain options, and what such a drafter computes is in no file of others."""
+    ours = read_ours(saved(target, tmp_path / "d", "eagle", draft_vocab_size=16), target)
+    dialect = writer("vllm", "eagle")
+    check_options(ours, dialect)
+    check_options(replace(ours, options={**ours.options, "new": False}), dialect)
+    with pytest.raises(UserError, match="the format vllm has no place for new = 3 of this eagle"):
+        check_options(replace(ours, options={**ours.options, "new": 3}), dialect)
 
 
 def test_the_list_has_a_line_a_format_and_family() -> None:

@@ -62,6 +62,7 @@ def test_a_node_reads_its_path(family: str, rows: list[int], sizes: list[int]) -
 def test_one_row_needs_no_mask_for_a_chain() -> None:
     cache = filled(target_of("llama"), prompts_of(5))
     cells = FrontierCells(cache, [0])
+    assert cells.cells is None
     straight = torch.zeros(1, 1, dtype=torch.int64)
     for depth in (1, 2, 3):
         placement = cells.place(Frontier(straight, straight, depth))

@@ -98,3 +98,26 @@ def test_a_draw_in_blocks_is_a_draw_from_the_running_sum(size: int) -> None:
     for _ in range(200):
         point = twin.uniform(()).double() * total[-1]
         assert coin.draw(Law(weights)) == int(torch.searchsorted(total, point, right=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "warp",
+    [Warp(), Warp(0.7), Warp(1.0, top_k=3), Warp(1.0, top_p=0.9), Warp(1.0, min_p=0.1)],
+    ids=str,
+)
+def test_a_law_of_logits_that_are_not_finite_says_so(warp: Warp, dtype: torch.dtype) -> None:
+    """Wherever it stands, one NaN or infinity makes its row's law NaN, and no other's."""
+    logits = torch.randn(4, 40).to(dtype)
+    logits[0, 3] = -torch.inf  # a token that cannot come is no fault
+    assert not warp.laws(logits).broken.any()
+    for place in (0, 7, 39):
+        for value in (torch.nan, torch.inf):
+            spoilt = logits.clone()
+            spoilt[2, place] = value
+            laws = warp.laws(spoilt)
+            assert laws.broken.tolist() == [False, False, True, False]
+            assert laws.probs[2].isnan().all()
+    spoilt = logits.clone()
+    spoilt[1] = -torch.inf
+    assert warp.laws(spoilt).broken.tolist() == [False, True, False, False]

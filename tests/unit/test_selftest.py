@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from drafters import reference, target
+from drafters import engines, reference
 from drafters.errors import UserError
 from drafters.lean import LeanModel
 from drafters.placement import Placement
@@ -112,9 +112,33 @@ class NoWindow(LeanModel):
 def test_a_wrong_lean_forward_is_left_aside(
     lean: type[LeanModel], difference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "LeanModel", lean)
+    monkeypatch.setattr(engines, "LeanModel", lean)
     with pytest.warns(UserWarning, match=rf"lean forward fails the self-test \({difference}"):
         assert tiny_target("mistral", sliding_window=8).engine == "reference"
+
+
+@pytest.mark.parametrize("window", [40, 1024])
+def test_a_forgotten_window_longer_than_the_short_rows(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context longer than the window is tried, where the model's context holds one."""
+    sizes = {"sliding_window": window, "num_hidden_layers": 2, "max_position_embeddings": 1500}
+    assert tiny_target("mistral", **sizes).engine == "fast"
+    monkeypatch.setattr(engines, "LeanModel", NoWindow)
+    said = rf"the states beyond a window of {window} tokens differ"
+    with pytest.warns(UserWarning, match=said):
+        assert tiny_target("mistral", **sizes).engine == "reference"
+    with pytest.raises(UserError, match=rf"cannot run on the fast engine: .*{said}"):
+        tiny_target("mistral", engine="fast", **sizes)
+
+
+@pytest.mark.parametrize(
+    ("window", "context", "tried"),
+    [(1024, 4096, 1024), (1025, 4096, None), (40, 52, None), (40, 53, 40), (None, 256, None)],
+)
+def test_which_windows_are_tried(window: int | None, context: int, tried: int | None) -> None:
+    model = tiny_model("mistral", max_position_embeddings=context, num_hidden_layers=1)
+    assert SelfTest(model, 128, 1, [window, None]).window == tried
 
 
 def test_a_lean_target_costs_one_forward_of_the_model() -> None:
