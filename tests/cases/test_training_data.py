@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dflash2": {"taps": [0, 1, 2]},
     "dspark": {"taps": [0, 1, 2]},
     "eagle": {"taps": [0, 1, 2], "unroll": 3},
+    "peagle": {"taps": [0, 1, 2]},
     "standalone": {"num_layers": 2},
 }
 
@@ -361,6 +362,7 @@ def test_a28_short_answers_teach_what_they_can(small: Target, name: str) -> None
     drafter = build_drafter(name, OPTIONS.get(name, {}), small.shape)
     assert isinstance(drafter, NeuralDrafter)
     drafter.init_from(small)
+    drafter.eval()  # without noise, and at every depth
     objective = Objective(drafter, small, LossSettings())
     examples = [example_of(20, n, seed=n) for n in (1, 6, 15, 16)]
     counts: list[float] = []
@@ -383,6 +385,7 @@ def test_packed_equals_unpacked(small: Target, name: str) -> None:
     drafter = build_drafter(name, OPTIONS.get(name, {}), small.shape)
     assert isinstance(drafter, NeuralDrafter)
     drafter.init_from(small)
+    drafter.eval()  # without noise, and at every depth
     examples = [example_of(n, n - 4, seed=n) for n in (17, 9, 12, 6)]
     examples[1].label_mask[0] = True  # has no law before it, packed or not
     packed = pack(examples, 30)
