@@ -79,6 +79,8 @@ def table(result: Mapping[str, Any]) -> Table:
     for one in result["drafters"]:
         cells = _cells(one, settings["prompts"])
         shape = "/".join(_plain(value) for value in one["shape"].values())
+        if "tree" in one["shape"]:
+            shape = f"tree of {one['nodes']}"
         named = _label(one, result["drafters"]), f"{one['growth']} {shape}{_drawn(one)}"
         found.add_row(*named, *(cells[heading] for heading in shown))
         for member in one["members"]:

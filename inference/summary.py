@@ -118,8 +118,11 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
 def _identity(contender: Contender, own: Tally) -> dict[str, Any]:
     spec, drafter = contender.spec, contender.drafter
     assert spec is not None
-    shape = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
-    asked = shape.pop("draft")
+    options = asdict(contender.growth)  # pyright: ignore[reportArgumentType] - policies are dataclasses
+    asked = options.pop("draft")
+    shape = {name: value for name, value in options.items() if value != ()}
+    if "tree" in shape:
+        del shape["branching"]
     folders = spec.folders
     return {
         "name": contender.name,

@@ -18,11 +18,24 @@ import pytest
 import torch
 from hypothesis import settings
 
+from drafters.registry import methods
+
 settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None)
 settings.load_profile("ci")
 
 
+# Families that differ most; of the others the parametrised tests are slow ones, their own are not.
+QUICK_FAMILIES = {"none", "ngram", "draft_model", "eagle", "medusa"}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    families = set(methods())
+    for item in items:
+        given = getattr(item, "callspec", None)
+        named = {x for x in given.params.values() if isinstance(x, str)} if given else set()
+        if named & families and not named & QUICK_FAMILIES:
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

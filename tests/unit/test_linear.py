@@ -82,6 +82,7 @@ def test_without_a_compiler_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not list(tmp_path.rglob("*.so"))
 
 
+@pytest.mark.slow
 def test_a_compiled_library_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if native._library() is None:
         pytest.skip("no C compiler here")
