@@ -25,6 +25,7 @@ settings.load_profile("ci")
 
 
 # Families that differ most; of the others the parametrised tests are slow ones, their own are not.
+SLOW_FOLDERS = {"smoke", "golden"}
 QUICK_FAMILIES = {"none", "ngram", "draft_model", "eagle", "medusa"}
 
 
@@ -32,6 +33,8 @@ QUICK_FAMILIES = {"none", "ngram", "draft_model", "eagle", "medusa"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     families = set(methods())
     for item in items:
+        if item.path.parent.name in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
         given = getattr(item, "callspec", None)
         named = {x for x in given.params.values() if isinstance(x, str)} if given else set()
         if named & families and not named & QUICK_FAMILIES:
