@@ -11,17 +11,16 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from drafters.base import Commit, Features
-from drafters.cache import KVCache
+from drafters.base import Commit
 from drafters.correction import CorrectedGuesser, Correction
 from drafters.growth import Growth, Guesser
-from drafters.layers import DecoderLayer, Rotary
+from drafters.layered import LayeredDrafter, LayeredSession
+from drafters.layers import DecoderLayer
 from drafters.linear import FrozenLinear
 from drafters.packed import Attend, PackedLayer, PackedNorm, rotate_
 from drafters.parallel import ParallelGuesser
 from drafters.placement import Block, Placement, causal_block
-from drafters.session import CachedSession, Final, cache_attention
-from drafters.shape import TargetShape
+from drafters.session import Final
 from drafters.target import Target
 
 
@@ -71,18 +70,10 @@ class PackedBlock:
         return x
 
 
-class FrozenBlocks(Protocol):
+class FrozenBlocks(LayeredDrafter, Protocol):
     """What a block session needs of its drafter."""
 
-    features: Features
-    shape: TargetShape
-    rotary: Rotary
     lead: ClassVar[int]
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Return the draft vocabulary [K], None for the target's own."""
-        ...
 
     @property
     def length(self) -> int:
@@ -94,7 +85,7 @@ class FrozenBlocks(Protocol):
         ...
 
 
-class BlockSession(CachedSession):
+class BlockSession(LayeredSession):
     """Rows drafted for by one block drafter.
 
     Args:
@@ -109,25 +100,14 @@ class BlockSession(CachedSession):
         self, drafter: FrozenBlocks, target: Target, growth: Growth, rows: int, capacity: int
     ) -> None:
         """Pack the weights and allocate the cache."""
-        shape, dtype, device = drafter.shape, target.dtype, target.device
-        self.maps = drafter.frozen(dtype)
-        cache = KVCache(
-            rows,
-            capacity + drafter.length,
-            layers=len(self.maps.layers),
-            heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            device=device,
+        self.maps = drafter.frozen(target.dtype)
+        layers = len(self.maps.layers)
+        super().__init__(
+            drafter, target, growth, rows, capacity, layers=layers, guesses=drafter.length
         )
-        super().__init__(drafter.features, growth, cache, capacity)
-        self.target = target
-        self.ids = None if drafter.ids is None else drafter.ids.to(device)
         self.wanted = slice(drafter.lead, drafter.lead + growth.depth)
         slots = torch.arange(drafter.length)
         self.block = Block(slots, torch.ones(len(slots), len(slots), dtype=torch.bool))
-        columns = torch.arange(cache.capacity, device=device)
-        self.phases = torch.stack(drafter.rotary(columns, dtype), 1)
 
     def final(self, commit: Commit) -> Final:
         """Keep the features of the tokens that the target has read."""
@@ -136,7 +116,7 @@ class BlockSession(CachedSession):
     def encode(self, final: Final, placement: Placement, ends: Tensor, rows: list[int]) -> None:
         """Keep the keys and values of true features; nothing attends yet."""
         assert final.features is not None
-        made = self.maps.context_keys(final.features, self._rotary(placement))
+        made = self.maps.context_keys(final.features, self.rotary(placement))
         for layer, (key, value) in enumerate(made):
             self.cache.write(layer, key, value, placement)
 
@@ -154,9 +134,8 @@ class BlockSession(CachedSession):
         placement = self._place(rows)
         x = self.maps.mask.repeat(len(rows), len(self.block.offset), 1)
         x[:, 0] = self.target.embed(roots[:, 0])
-        layers = range(len(self.maps.layers))
-        attention = [cache_attention(self.cache, layer, placement) for layer in layers]
-        out = self.maps.run(x.flatten(0, 1), self._rotary(placement), attention)
+        attention = self.attention(placement)
+        out = self.maps.run(x.flatten(0, 1), self.rotary(placement), attention)
         wanted = out.view(x.shape)[:, self.wanted].transpose(0, 1).contiguous()
         return self.maps.norm(wanted.flatten(0, 1)).view(wanted.shape)
 
@@ -166,7 +145,3 @@ class BlockSession(CachedSession):
         block = causal_block(len(self.block.offset)) if alone else self.block
         placed = self.cache.place([block if r in rows else None for r in range(self.cache.rows)])
         return placed.unmasked() if alone else placed
-
-    def _rotary(self, placement: Placement) -> tuple[Tensor, Tensor]:
-        cos, sin = self.phases[placement.positions].unbind(1)
-        return cos, sin

@@ -12,14 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from drafters.base import Commit, Features
-from drafters.cache import KVCache
 from drafters.frontier import Frontier, FrontierCells
 from drafters.growth import Growth
-from drafters.layers import Attend, Rotary
+from drafters.layered import LayeredDrafter, LayeredSession
+from drafters.layers import Attend
 from drafters.placement import Placement
-from drafters.session import CachedSession, Final, cache_attention
-from drafters.shape import TargetShape
+from drafters.session import Final, cache_attention
 from drafters.target import Target
 
 
@@ -46,24 +44,15 @@ class Cascade(Protocol):
         ...
 
 
-class CascadeDrafter(Protocol):
+class CascadeDrafter(LayeredDrafter, Protocol):
     """What a cascade session needs of its drafter; it reads the target's last state."""
-
-    features: Features
-    shape: TargetShape
-    rotary: Rotary
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Return the draft vocabulary [K], None for the target's own."""
-        ...
 
     def frozen(self, target: Target) -> Cascade:
         """Return a copy of the maps in the target's dtype that never changes."""
         ...
 
 
-class CascadeSession(CachedSession):
+class CascadeSession(LayeredSession):
     """Rows drafted for by one such drafter.
 
     Args:
@@ -78,30 +67,13 @@ class CascadeSession(CachedSession):
         self, drafter: CascadeDrafter, target: Target, growth: Growth, rows: int, capacity: int
     ) -> None:
         """Pack the weights and allocate the cache."""
-        shape, dtype, device = drafter.shape, target.dtype, target.device
         self.maps = drafter.frozen(target)
         self.modules = min(len(self.maps), growth.depth)
-        cache = KVCache(
-            rows,
-            capacity + growth.cells,
-            layers=self.modules,
-            heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            device=device,
+        super().__init__(
+            drafter, target, growth, rows, capacity, layers=self.modules, guesses=growth.cells
         )
-        super().__init__(drafter.features, growth, cache, capacity)
-        self.target = target
-        self.ids = None if drafter.ids is None else drafter.ids.to(device)
-        columns = torch.arange(cache.capacity, device=device)
-        self.phases = torch.stack(drafter.rotary(columns, dtype), 1)
-        size = self.modules, rows, shape.hidden_size
-        self.states = torch.zeros(size, dtype=dtype, device=device)
-
-    def final(self, commit: Commit) -> Final:
-        """Pair every feature with the token after its own."""
-        assert commit.last is not None
-        return Final(torch.cat((commit.inputs[1:], torch.tensor([commit.root]))), commit.last)
+        size = self.modules, rows, drafter.shape.hidden_size
+        self.states = torch.zeros(size, dtype=target.dtype, device=target.device)
 
     def encode(self, final: Final, placement: Placement, ends: Tensor, rows: list[int]) -> None:
         """Run tokens with true features through all modules; keep each row's last states."""
@@ -120,10 +92,6 @@ class CascadeSession(CachedSession):
         """Start a round for these rows."""
         return CascadeGuesser(self, rows)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the target's embeddings [M, D]."""
-        return self.target.embed(tokens.to(self.states.device))
-
     def run(self, module: int, embedding: Tensor, state: Tensor, placement: Placement) -> Tensor:
         """Run placed tokens [M] with the states before them [M, D]; return their states.
 
@@ -132,9 +100,8 @@ class CascadeSession(CachedSession):
         """
         if module:
             placement = placement.blind_before(module)
-        cos, sin = self.phases[placement.positions].unbind(1)
         attend = cache_attention(self.cache, module, placement)
-        return self.maps.advance(module, state, embedding, (cos, sin), attend)
+        return self.maps.advance(module, state, embedding, self.rotary(placement), attend)
 
 
 class CascadeGuesser:

@@ -10,14 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from drafters.base import Commit, Features
-from drafters.cache import KVCache
 from drafters.frontier import Frontier, FrontierCells
 from drafters.growth import Growth
-from drafters.layers import Attend, Rotary
+from drafters.layered import LayeredDrafter, LayeredSession
+from drafters.layers import Attend
 from drafters.placement import Placement
-from drafters.session import CachedSession, Final, cache_attention
-from drafters.shape import TargetShape
+from drafters.session import Final
 from drafters.target import Target
 
 
@@ -48,24 +46,15 @@ class Recurrence(Protocol):
         ...
 
 
-class RecurrentDrafter(Protocol):
+class RecurrentDrafter(LayeredDrafter, Protocol):
     """What a recurrent session needs of its drafter."""
-
-    features: Features
-    shape: TargetShape
-    rotary: Rotary
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Return the draft vocabulary [K], None for the target's own."""
-        ...
 
     def frozen(self, target: Target) -> Recurrence:
         """Return a copy of the maps in the target's dtype that never changes."""
         ...
 
 
-class RecurrentSession(CachedSession):
+class RecurrentSession(LayeredSession):
     """Rows drafted for by one recurrent drafter.
 
     Args:
@@ -80,28 +69,13 @@ class RecurrentSession(CachedSession):
         self, drafter: RecurrentDrafter, target: Target, growth: Growth, rows: int, capacity: int
     ) -> None:
         """Pack the weights and allocate the cache."""
-        shape, dtype, device = drafter.shape, target.dtype, target.device
         self.maps = drafter.frozen(target)
-        cache = KVCache(
-            rows,
-            capacity + growth.cells,
-            layers=len(self.maps.layers),
-            heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            device=device,
+        layers = len(self.maps.layers)
+        super().__init__(
+            drafter, target, growth, rows, capacity, layers=layers, guesses=growth.cells
         )
-        super().__init__(drafter.features, growth, cache, capacity)
-        self.target = target
-        self.ids = None if drafter.ids is None else drafter.ids.to(device)
-        columns = torch.arange(cache.capacity, device=device)
-        self.phases = torch.stack(drafter.rotary(columns, dtype), 1)
-        self.states = torch.zeros(rows, shape.hidden_size, dtype=dtype, device=device)
-
-    def final(self, commit: Commit) -> Final:
-        """Pair every feature with the token after its own."""
-        tokens = torch.cat((commit.inputs[1:], torch.tensor([commit.root])))
-        return Final(tokens, commit.last if commit.taps is None else commit.taps)
+        size = rows, drafter.shape.hidden_size
+        self.states = torch.zeros(size, dtype=target.dtype, device=target.device)
 
     def encode(self, final: Final, placement: Placement, ends: Tensor, rows: list[int]) -> None:
         """Run pairs of tokens and true features; keep each row's last state."""
@@ -115,11 +89,8 @@ class RecurrentSession(CachedSession):
 
     def run(self, tokens: Tensor, state: Tensor, placement: Placement) -> Tensor:
         """Run placed tokens [M] with features or states [M, D]; return states [M, D]."""
-        embedding = self.target.embed(tokens.to(state.device))
-        cos, sin = self.phases[placement.positions].unbind(1)
-        layers = range(len(self.maps.layers))
-        attention = [cache_attention(self.cache, layer, placement) for layer in layers]
-        return self.maps.advance(state, embedding, (cos, sin), attention)
+        attention = self.attention(placement)
+        return self.maps.advance(state, self.embed(tokens), self.rotary(placement), attention)
 
 
 class RecurrentGuesser:

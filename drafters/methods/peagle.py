@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from drafters.alignment import slot_prediction, supervised
-from drafters.base import Batch, Commit, Prediction
-from drafters.cache import KVCache
+from drafters.base import Batch, Prediction
 from drafters.errors import UserError
 from drafters.growth import Growth
+from drafters.layered import LayeredSession
 from drafters.methods.eagle import EagleDrafter, EagleOptions
 from drafters.parallel import ParallelGuesser, check_levels
 from drafters.placement import Placement
 from drafters.registry import register
-from drafters.session import CachedSession, Final, cache_attention
+from drafters.session import CachedSession, Final
 from drafters.shape import TargetShape
 from drafters.target import Target
 from drafters.unrolled import Documents, UnrolledAttention
@@ -143,7 +143,7 @@ def _first(chosen: Tensor) -> Tensor:
     return chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
 
 
-class PeagleSession(CachedSession):
+class PeagleSession(LayeredSession):
     """Rows whose guesses run together with the tokens that became final.
 
     Args:
@@ -158,31 +158,13 @@ class PeagleSession(CachedSession):
         self, drafter: PeagleDrafter, target: Target, growth: Growth, rows: int, capacity: int
     ) -> None:
         """Pack the weights and allocate the cache."""
-        shape, dtype, device = drafter.shape, target.dtype, target.device
-        self.maps, self.embed = drafter.frozen(target), target.embed
-        ahead = growth.depth - 1
-        cache = KVCache(
-            rows,
-            capacity + ahead,
-            layers=len(self.maps.layers),
-            heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            device=device,
-        )
-        super().__init__(drafter.features, growth, cache, capacity, ahead)
-        self.ids = None if drafter.ids is None else drafter.ids.to(device)
-        self.unknown_taps = drafter.unknown_taps.detach().to(dtype, copy=True)
-        self.unknown_token = drafter.unknown_token.detach().to(dtype, copy=True)
-        columns = torch.arange(cache.capacity, device=device)
-        self.phases = torch.stack(drafter.rotary(columns, dtype), 1)
-        width = len(drafter.vocabulary)
-        self.marginals = torch.zeros(growth.depth, rows, width, dtype=dtype, device=device)
-
-    def final(self, commit: Commit) -> Final:
-        """Pair every feature with the token after its own."""
-        tokens = torch.cat((commit.inputs[1:], torch.tensor([commit.root])))
-        return Final(tokens, commit.taps)
+        self.maps, ahead = drafter.frozen(target), growth.depth - 1
+        sizes = {"layers": len(self.maps.layers), "guesses": ahead, "ahead": ahead}
+        super().__init__(drafter, target, growth, rows, capacity, **sizes)
+        self.unknown_taps = drafter.unknown_taps.detach().to(target.dtype, copy=True)
+        self.unknown_token = drafter.unknown_token.detach().to(target.dtype, copy=True)
+        size = growth.depth, rows, len(drafter.vocabulary)
+        self.marginals = torch.zeros(size, dtype=target.dtype, device=target.device)
 
     def encode(self, final: Final, placement: Placement, ends: Tensor, rows: list[int]) -> None:
         """Run true slots and, behind a row's last, the unknown ones; keep the laws of these."""
@@ -192,11 +174,9 @@ class PeagleSession(CachedSession):
         taps = self.unknown_taps.repeat(count, 1)
         taps[known] = final.features
         embedding = self.unknown_token.repeat(count, 1)
-        embedding[known] = self.embed(final.tokens.to(embedding.device))
-        cos, sin = self.phases[placement.positions].unbind(1)
-        layers = range(len(self.maps.layers))
-        attention = [cache_attention(self.cache, layer, placement) for layer in layers]
-        states = self.maps.advance(self.maps.fuse(taps), embedding, (cos, sin), attention)
+        embedding[known] = self.embed(final.tokens)
+        rotary, attention = self.rotary(placement), self.attention(placement)
+        states = self.maps.advance(self.maps.fuse(taps), embedding, rotary, attention)
         if reached:
             stops = torch.tensor(list(reached.values()), device=states.device)
             first = torch.arange(-self.growth.depth, 0, device=states.device)
