@@ -79,15 +79,16 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
         raise UserError(f"drafter {method} has no weights to train")
     drafter.start(target, growth, rows=1, capacity=2)  # refuses a growth it cannot serve
     examples, report = make_examples(records, target, settings.data)
-    training, measured = split(examples, settings.data.held_out)
-    training = first_tokens(training, settings.data.tokens)
+    available, measured = split(examples, settings.data.held_out)
+    training = first_tokens(available, settings.data.tokens)
     notes = [str(report), f"{len(training)} chats to learn from, {len(measured)} held out"]
     if settings.data.pack:
         training = pack(training, min(settings.data.max_length, target.shape.max_positions))
         notes.append(f"packed into {len(training)} rows")
     notes += _writer_note(settings.data.path, target)
     warm = WarmStart.read(settings.warm_start) if settings.warm_start else None
-    notes += _choose_vocabulary(drafter, target, training, measured, warm)
+    # counting costs nothing: all chats say which ids are worth keeping, however few are learned
+    notes += _choose_vocabulary(drafter, target, available, measured, warm)
     drafter.init_from(target)
     if warm is not None:
         notes.append(warm.apply(drafter, target))
@@ -156,15 +157,15 @@ def _writer_note(path: str, target: Target) -> list[str]:
 def _choose_vocabulary(
     drafter: NeuralDrafter,
     target: Target,
-    training: Sequence[Example],
+    available: Sequence[Example],
     measured: Sequence[Example],
     warm: WarmStart | None,
 ) -> list[str]:
     """Set the drafter's reduced vocabulary, that of a warm start if it fits; say what it covers."""
     if drafter.ids is None:
         return []
-    always = kept_always(target.tokenizer, set(target.eos_ids), training)
-    counts = answer_counts(training, target.shape.vocab_size)
+    always = kept_always(target.tokenizer, set(target.eos_ids), available)
+    counts = answer_counts(available, target.shape.vocab_size)
     known = None if warm is None else warm.ids(len(drafter.ids))
     ids = choose(counts, len(drafter.ids), always) if known is None else known
     for module in drafter.modules():
@@ -172,7 +173,7 @@ def _choose_vocabulary(
             module.keep(ids)
     held_out = answer_counts(measured, target.shape.vocab_size)
     return [
-        f"draft vocabulary of {len(ids)} ids: {coverage(counts, ids):.2%} of the training tokens, "
+        f"draft vocabulary of {len(ids)} ids: {coverage(counts, ids):.2%} of the chats' tokens, "
         f"{coverage(held_out, ids):.2%} of the held-out ones (a ceiling on alpha)"
     ]
 

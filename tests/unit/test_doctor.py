@@ -327,7 +327,7 @@ def test_texts_that_see_their_neighbours_are_named(
 ) -> None:
     documents = drafters.unrolled.Documents
     monkeypatch.setattr(
-        "drafters.methods.eagle.Documents", lambda document: documents(document.clamp(-1, 0))
+        "drafters.unrolled.Documents", lambda document: documents(document.clamp(-1, 0))
     )
     named(diagnosis(target, folder, prompts), "mask", "text before it in the same row")
 
