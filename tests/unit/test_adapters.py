@@ -18,6 +18,8 @@ from training.adapters import add_adapters, merged
 from training.options import EvaluateSettings, OnPolicySettings, OptimSettings
 from training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 LORA = OptimSettings(lr=1e-2, lora_rank=4)
 
 

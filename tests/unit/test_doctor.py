@@ -36,6 +36,8 @@ from tests.folders import VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import prompts_of, tiny_model, tiny_target
 from tests.unit.test_every_drafter import NAMES, NEURAL, SIZES, make
 
+pytestmark = pytest.mark.slow
+
 TAPS = (1, 3, 7)
 ASSISTANT = "{{ '<|im_start|>assistant\n' }}"
 THINK = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"

@@ -36,6 +36,8 @@ from tests.foreign import (
 )
 from tests.tiny import prompts_of, tiny_model
 
+pytestmark = pytest.mark.slow
+
 REDUCED = {"draft_vocab_size": 16, "unroll": 3}
 TOP = {"fc.weight": [16, 48], "norm.weight": [16], "lm_head.weight": [16, 16]}
 TABLES = {"d2t": [16], "t2d": [64]}

@@ -24,6 +24,8 @@ from tests.foreign import (
     write,
 )
 
+pytestmark = pytest.mark.slow
+
 OWN = {"heads": 3, "draft_vocab_size": 0, "shared_head": False}
 FILE = "medusa_lm_head.safetensors"
 ORIGINAL = {

@@ -31,6 +31,8 @@ from tests.foreign import (
     write,
 )
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "fc.weight": [16, 48],
     "norm.weight": [16],

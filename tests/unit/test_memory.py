@@ -13,6 +13,8 @@ from tests.unit.test_objective import drafter_of, examples_of, lessons_of
 from training.memory import LiveTensors, step_memory
 from training.objective import Objective
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def target() -> Target:

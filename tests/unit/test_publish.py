@@ -24,6 +24,8 @@ from tests.fake_hub import TOKEN, FakeHub, Repository, fake_hub
 from tests.scripts import Done, run_script
 from tests.tiny import tiny_model
 
+pytestmark = pytest.mark.slow
+
 REPO = "someone/tiny-eagle"
 
 
