@@ -1,8 +1,7 @@
 """Save and load trained drafters: model.safetensors and config.json in one folder.
 
-A save is whole or absent: it is written beside its place and renamed. The weights' file carries its
-own copy of the config, so a single rename replaces both. A load is exact: a missing tensor, an
-unused one, an unknown field or another target is an error.
+A save is whole or absent: it is written beside its place and renamed (see replace_folder). A load
+is exact: a missing tensor, an unused one, an unknown field or another target is an error.
 """
 
 import json
@@ -41,7 +40,7 @@ def save_drafter(
     training: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Write a drafter's folder; what stood there is replaced in one step.
+    """Write a drafter's folder in place of what stood there.
 
     Args:
         drafter: its own tensors are saved.
@@ -67,7 +66,7 @@ def save_drafter(
 def write_folder(
     folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Path:
-    """Write config and weights whole or not at all; what stood there is replaced in one step."""
+    """Write config and weights beside their place, then put them there."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
@@ -156,8 +155,8 @@ def check_target(stored: StoredDrafter, target: Target) -> None:
 def parts_of(spec: str) -> list[str]:
     """Return the drafters that a + joins; a folder whose name has one is one drafter.
 
-    >>> parts_of("ngram+runs/eagle/best")
-    ['ngram', 'runs/eagle/best']
+    >>> parts_of("name+runs/folder")
+    ['name', 'runs/folder']
 
     Raises:
         UserError: if nothing stands on one side of a +.
