@@ -136,10 +136,7 @@ def check_target(stored: StoredDrafter, target: Target) -> None:
     if found is None:
         return
     field, theirs, ours = found
-    same_base = (made_for.base and made_for.base in (here.base, here.name)) or (
-        here.base and here.base == made_for.name
-    )
-    if field == "weights" and same_base:
+    if field == "weights" and made_for.same_model(here):
         warnings.warn(
             f"{stored.folder} was made for {made_for.name}; {target.name} is another conversion of "
             "the same model, so acceptance may differ a little",

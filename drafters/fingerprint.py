@@ -64,6 +64,11 @@ class Fingerprint:
             return "weights", self.weights, other.weights
         return None
 
+    def same_model(self, other: "Fingerprint") -> bool:
+        """Tell whether both name one model that they are conversions of."""
+        mine, theirs = self.base, other.base
+        return bool((mine and mine in (theirs, other.name)) or (theirs and theirs == self.name))
+
 
 def template_digest(tokenizer: Any) -> str:
     """Return the digest of a tokenizer's chat template; "" without one."""

@@ -4,7 +4,7 @@ Its options are a dataclass, its vocabulary is saved with its weights, and what 
 the target's own head on the ids that it keeps. Layers, features and alignment belong to a family.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -63,3 +63,8 @@ class ReducedDrafter(NeuralDrafter, Generic[Options]):
         """Return a model's head [K, D] on the ids of this drafter."""
         ids = torch.arange(len(self.vocabulary)) if self.ids is None else self.ids
         return target.head_rows(ids)
+
+    def target_logits(self, target: Target) -> Callable[[Tensor], Tensor]:
+        """Return the target's own head on the ids of this drafter, for states of any dtype."""
+        ids = None if self.ids is None else self.ids.to(target.device)
+        return lambda state: target.head(state.to(target.dtype), ids)

@@ -12,7 +12,6 @@ looks at. Exit code 0: healthy, 1: a link is broken, 2: bad input.
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from console import app, note, progress, run
+from console import Dtype, app, note, progress, run
 from drafters.errors import UserError
 from drafters.settings import find_config
 from drafters.target import Target
@@ -33,13 +32,6 @@ cli = app("Find the first broken link between a drafter's training and its servi
 
 _COLOURS = {"ok": "green", "note": "yellow", "broken": "red"}
 _WIDTH = 120  # of the table where stdout is no terminal
-
-
-class Dtype(StrEnum):
-    """What the target computes in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
 
 
 @cli.command()

@@ -9,7 +9,6 @@ Sources: Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -125,15 +124,14 @@ class Eagle1Drafter(ReducedDrafter[Eagle1Options]):
 
     def parts(self, target: Target) -> Eagle1Maps:
         """Return the trainable maps and the target's head."""
-        return Eagle1Maps(self.fusion, [self.layer], partial(_logits, target, self.ids))
+        return Eagle1Maps(self.fusion, [self.layer], self.target_logits(target))
 
     def frozen(self, target: Target) -> Eagle1Maps:
         """Return a packed copy of the maps in the target's dtype, for decoding."""
-        ids = None if self.ids is None else self.ids.to(target.device)
         return Eagle1Maps(
             packed_linear(self.fusion, target.dtype),
             [packed_layer(self.layer, target.dtype)],
-            partial(_logits, target, ids),
+            self.target_logits(target),
         )
 
     def predict(self, batch: Batch, target: Target) -> list[Prediction]:
@@ -158,7 +156,3 @@ class Eagle1Drafter(ReducedDrafter[Eagle1Options]):
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> RecurrentSession:
         """Start a decoding session on a frozen copy of the weights."""
         return RecurrentSession(self, target, growth, rows, capacity)
-
-
-def _logits(target: Target, ids: Tensor | None, state: Tensor) -> Tensor:
-    return target.head(state.to(target.dtype), ids)

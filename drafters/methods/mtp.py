@@ -204,13 +204,12 @@ class MtpDrafter(ReducedDrafter[MtpOptions]):
     def parts(self, target: Target) -> MtpParts:
         """Return the trainable maps."""
         modules = [step.parts() for step in self.continuations()]
-        return MtpParts(modules, partial(_head, target, self.ids), self.config.norm_output)
+        return MtpParts(modules, self.target_logits(target), self.config.norm_output)
 
     def frozen(self, target: Target) -> MtpParts:
         """Return a packed copy of the maps in the target's dtype, for decoding."""
         modules = [step.frozen(target.dtype) for step in self.continuations()]
-        ids = None if self.ids is None else self.ids.to(target.device)
-        return MtpParts(modules, partial(_head, target, ids), self.config.norm_output)
+        return MtpParts(modules, self.target_logits(target), self.config.norm_output)
 
     def predict(self, batch: Batch, target: Target) -> list[Prediction]:
         """Run every slot `unroll` steps: true tokens, states of the modules.
@@ -244,10 +243,6 @@ class MtpDrafter(ReducedDrafter[MtpOptions]):
     def start(self, target: Target, growth: Growth, rows: int, capacity: int) -> CascadeSession:
         """Start a decoding session on a frozen copy of the weights."""
         return CascadeSession(self, target, growth, rows, capacity)
-
-
-def _head(target: Target, ids: Tensor | None, state: Tensor) -> Tensor:
-    return target.head(state.to(target.dtype), ids)
 
 
 def _found(target: Target) -> Shipped:

@@ -27,11 +27,7 @@ def fingerprint(patient: Patient) -> Finding:
     field, theirs, ours = found
     if field == "tokenizer" and _template_changed(patient):
         return _wrong_template("the chat template's text is another than in training")
-    base = stored.made_for.base
-    if field == "weights" and (
-        (base and base in (here.base, here.name))
-        or (here.base and here.base == stored.made_for.name)
-    ):
+    if field == "weights" and stored.made_for.same_model(here):
         return Finding(link, "note", "made for another conversion of the same model")
     return Finding(
         link,
