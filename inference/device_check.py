@@ -15,10 +15,12 @@ from drafters.base import Features
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth, Static
+from drafters.sampling import Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
 from inference.compare import compare
 from inference.generate import generate
+from inference.peers import Peer
 from inference.scripted import ScriptedDrafter
 
 FAMILIES: dict[str, dict[str, object]] = {
@@ -93,7 +95,9 @@ def check_case(case: Case, device: str, tokens: int) -> dict[str, Any]:
     prompts = _prompts()
     plain = [o.ids for o in generate(target, _none(target), prompts, max_new_tokens=tokens)]
     texts = [[*p, *ids] for p, ids in zip(prompts, plain, strict=True)]
-    outputs = {"generate": [_hf_greedy(target, prompt, tokens) for prompt in prompts]}
+    peer = Peer.parse("hf", case.dtype)
+    answers = [peer.decode(target, [prompt], tokens, Warp(), 0)[0] for prompt in prompts]
+    outputs = {"generate": [answer.ids for answer in answers]}
     for name, growth, siblings in (("chain", Chain(4), 0), ("tree", Static((3, 3, 3)), 2)):
         drafter = ScriptedDrafter(
             lambda ids, n: _after(texts, ids, n), _ALPHA, target.shape.vocab_size, siblings
@@ -139,18 +143,6 @@ def _drafted(
 ) -> list[list[int]]:
     outputs = generate(target, drafter, prompts, growth=growth, max_new_tokens=tokens)
     return [output.ids for output in outputs]
-
-
-def _hf_greedy(target: Target, prompt: Sequence[int], tokens: int) -> list[int]:
-    ids = torch.tensor([list(prompt)], device=target.device)
-    found = target.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=tokens,
-        pad_token_id=0,
-    )
-    return found[0, len(prompt) :].tolist()
 
 
 def _counts(

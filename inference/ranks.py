@@ -15,6 +15,7 @@ from drafters.errors import UserError
 from drafters.growth import Chain
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.vocab import place_of
 from inference.generate import Generation, Sampling
 
 
@@ -90,15 +91,11 @@ def _counted(
     found = list[tuple[Tensor, int]]()
     for guess in sorted(drafter.predict(batch, target), key=lambda p: p.depth):
         logits = guess.logits(slice(0, len(guess.positions)))
-        label = batch.ids.flatten()[guess.positions + 1][:, None]
-        ids = drafter.ids
-        if ids is not None:
-            ids = ids.to(label.device)
-            index = torch.searchsorted(ids, label).clamp_max(len(ids) - 1)
-            known, label = ids[index] == label, index
-        else:
-            known = torch.ones_like(label, dtype=torch.bool)
-        rank = (logits > logits.gather(-1, label)).sum(-1)[known[:, 0]]
+        label = batch.ids.flatten()[guess.positions + 1]
+        ids, size = drafter.ids, logits.shape[-1]
+        place = place_of(label, None if ids is None else ids.to(label.device), size)
+        known = place < size
+        rank = (logits[known] > logits[known].gather(-1, place[known][:, None])).sum(-1)
         hit = torch.bincount(rank, minlength=ranks)[:ranks].cpu()
         found.append((hit, len(guess.positions)))
     return found

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from drafters.base import Batch, Features, NeuralDrafter
+from drafters.vocab import place_of
 from inference.doctor.patient import Patient, Text, predict
 
 SURE = 0.8  # agreement of a drafter that was trained to copy what it reads
@@ -206,12 +207,13 @@ def _score(
         return None
     logits = first.logits[[first.rows[t] for t in places]]
     wanted = text.ids[torch.tensor(places) + 1 + labels].to(logits.device)
-    ids = drafter.ids
-    index = wanted if ids is None else torch.searchsorted(ids, wanted).clamp_max(len(ids) - 1)
-    known = torch.ones_like(wanted, dtype=torch.bool) if ids is None else ids[index] == wanted
-    law = logits.log_softmax(-1).gather(-1, index[:, None])[:, 0].clamp_min(_FLOOR)
-    right = (logits.argmax(-1) == index) & known
-    return float(law.where(known, _FLOOR).mean()), float(right.float().mean())
+    size = logits.shape[-1]
+    index = place_of(wanted, drafter.ids, size)
+    known = index < size
+    law = logits.log_softmax(-1).gather(-1, index.clamp_max(size - 1)[:, None])[:, 0]
+    right = logits.argmax(-1) == index
+    likelihood = law.clamp_min(_FLOOR).where(known, _FLOOR)
+    return float(likelihood.mean()), float(right.float().mean())
 
 
 def chance(stated: Score, other: Score) -> float:
