@@ -139,8 +139,7 @@ class Commit:
     def _ends_at_draft(self) -> bool:
         # a correction never equals a refused sibling: the residual has no mass there
         assert self.tree is not None
-        below = self.tree.children[self.path[-1]]
-        return any(self.tree.token_list[child] == self.root for child in below)
+        return self.tree.child(self.path[-1], self.root) is not None
 
 
 class DraftSession(Protocol):

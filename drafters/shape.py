@@ -70,7 +70,7 @@ class TargetShape:
                 f"the default taps need a target of 7 layers or more, this one has {count}: "
                 f"name the layers yourself, distinct ids from 0 to {count - 1}"
             )
-        return (1, count // 2 - 1, count - 4)
+        return usual_taps(count)
 
     def taps(self, given: tuple[int, ...] | None) -> tuple[int, ...]:
         """Return the layers that a drafter reads: those given, or the usual ones.
@@ -87,6 +87,11 @@ class TargetShape:
                 f"{self.num_layers - 1}"
             )
         return given
+
+
+def usual_taps(num_layers: int) -> tuple[int, int, int]:
+    """Return a low, a middle and a high layer, as EAGLE-3 taps them."""
+    return (1, num_layers // 2 - 1, num_layers - 4)
 
 
 def _max_positions(config: Any, rope: dict[str, Any]) -> int:

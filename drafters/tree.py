@@ -139,6 +139,10 @@ class TokenTree:
             seen[node] |= seen[parent]
         return seen
 
+    def child(self, node: int, token: int) -> int | None:
+        """Return the eldest child of a node that holds a token; None if there is none."""
+        return next((c for c in self.children[node] if self.token_list[c] == token), None)
+
     def path(self, node: int) -> list[int]:
         """Return the nodes from the root down to `node`, both included."""
         nodes = [node]

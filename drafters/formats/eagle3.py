@@ -19,7 +19,7 @@ from drafters.formats.keys import IDS, Key, take
 from drafters.formats.layer_keys import layer_keys
 from drafters.formats.llama_config import flag
 from drafters.layers import LayerKind
-from drafters.shape import TargetShape
+from drafters.shape import TargetShape, usual_taps
 from drafters.target import Target
 
 FAMILY = "eagle"
@@ -63,11 +63,6 @@ def table(options: Mapping[str, Any], shape: TargetShape, names: Names) -> list[
         kind = LayerKind(wide=i == 0, qk_norm=options["qk_norm"], bias=options["attention_bias"])
         keys += layer_keys(f"layers.{i}", names.layer(i), shape, kind)
     return keys
-
-
-def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """Return the layers that readers fall back to, in our numbering."""
-    return (1, num_layers // 2 - 1, num_layers - 4)
 
 
 def flags(
@@ -177,7 +172,7 @@ def _checked_taps(
     foreign: Foreign, taps: Sequence[int] | None, prefix: str, shape: TargetShape
 ) -> list[int]:
     """Return the taps if the fusion's width fits them."""
-    chosen = list(default_taps(shape.num_layers) if taps is None else taps)
+    chosen = list(usual_taps(shape.num_layers) if taps is None else taps)
     width = foreign.matrix(f"{prefix}fc.weight")[1]
     narrower = width == (len(chosen) - 1) * shape.hidden_size
     if narrower and chosen[-1] == shape.num_layers - 1:

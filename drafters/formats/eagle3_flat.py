@@ -16,7 +16,6 @@ from drafters.formats.eagle3 import (
     FAMILY,
     OPTIONS,
     Names,
-    default_taps,
     flags,
     layer_list,
     read,
@@ -26,6 +25,7 @@ from drafters.formats.foreign import Foreign
 from drafters.formats.id_tables import id_tables
 from drafters.formats.keys import to_theirs
 from drafters.formats.llama_config import read_sizes, write_sizes
+from drafters.shape import usual_taps
 from drafters.target import Target
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -134,7 +134,7 @@ def _lost(flat: Flat, ours: Ours) -> tuple[str, ...]:
         for name, value in ignored.items()
         if ours.options[name] != value
     ]
-    taps, usual = tuple(ours.options["taps"]), default_taps(ours.shape.num_layers)
+    taps, usual = tuple(ours.options["taps"]), usual_taps(ours.shape.num_layers)
     if flat.fixed_taps and taps != usual:
         lost.append(f"taps = {list(taps)} (its code reads the outputs of layers {list(usual)})")
     return tuple(lost)

@@ -246,10 +246,10 @@ def _alone(commit: Commit, tree: TokenTree | None) -> Commit:
     tree = TokenTree.chain([commit.tree.root]) if tree is None else tree
     path = [0]
     for token in commit.emitted[:-1]:
-        right = [c for c in tree.children[path[-1]] if tree.token_list[c] == token]
-        if not right:
+        child = tree.child(path[-1], token)
+        if child is None:
             break
-        path.append(right[0])
+        path.append(child)
     emitted = commit.emitted[: len(path)]
     cut = len(emitted) == len(commit.emitted)
     return Commit(

@@ -176,12 +176,11 @@ def _add(
 
 def _end(tree: TokenTree, path: Sequence[int]) -> int | None:
     """Return the node that a path ends at; None if the tree was cut above it."""
-    node = 0
+    node: int | None = 0
     for token in path:
-        below = [child for child in tree.children[node] if tree.token_list[child] == token]
-        if not below:
+        node = tree.child(node, token)
+        if node is None:
             return None
-        node = below[0]
     return node
 
 

@@ -68,7 +68,9 @@ def decoding(patient: Patient) -> Iterator[Finding]:
         yield Finding("cache", "skipped", "nothing is predicted in training")
         yield Finding(link, "ok", f"tau {accepted['tau']:.2f}", figures=accepted)
         return
-    guesses = [guess for text in patient.texts for guess in _guesses(patient, drafter, text)]
+    taught = [_taught(patient, drafter, text) for text in patient.texts]
+    pairs = list(zip(patient.texts, taught, strict=True))
+    guesses = [guess for pair in pairs for guess in _guesses(patient, drafter, *pair)]
     if not guesses:
         said = "no answer is long enough to draft in"
         yield Finding("cache", "skipped", said)
@@ -80,7 +82,7 @@ def decoding(patient: Patient) -> Iterator[Finding]:
         "different": sum(not guess.equal for guess in guesses),
         "teacher_forced_agreement": _share([guess.right for guess in first]),
         "step_0_acceptance": _share([guess.accepted for guess in first]),
-        "simulated_tau": _simulated_tau(patient, drafter),
+        "simulated_tau": _simulated_tau(patient, drafter, pairs),
         "trained": dict(patient.trained.get("metrics") or {}),
     }
     said = (
@@ -154,10 +156,16 @@ def _explains(patient: Patient, drafter: NeuralDrafter) -> Reading | None:
     return readings[winner] if winner and equal[winner] > 0.9 * total > equal[0] else None
 
 
-def _guesses(patient: Patient, drafter: NeuralDrafter, text: Text) -> Iterator[Guess]:
-    """Yield the drafted tokens whose elders were right, so that training saw the same text."""
+def _taught(patient: Patient, drafter: NeuralDrafter, text: Text) -> dict[int, Predicted]:
+    """Return training's predictions over a text, by depth."""
     batch = patient.batch(text.ids, text.prompt, drafter.features)
-    found = _depths(predict(drafter, batch, patient.target))
+    return _depths(predict(drafter, batch, patient.target))
+
+
+def _guesses(
+    patient: Patient, drafter: NeuralDrafter, text: Text, found: Mapping[int, Predicted]
+) -> Iterator[Guess]:
+    """Yield the drafted tokens whose elders were right, so that training saw the same text."""
     ids = text.ids.tolist()
     for number, proposal in enumerate(text.proposals):
         for depth, token in enumerate(proposal.tokens, start=1):
@@ -176,12 +184,12 @@ def _guesses(patient: Patient, drafter: NeuralDrafter, text: Text) -> Iterator[G
                 break
 
 
-def _simulated_tau(patient: Patient, drafter: NeuralDrafter) -> float | None:
+def _simulated_tau(
+    patient: Patient, drafter: NeuralDrafter, pairs: Sequence[tuple[Text, Mapping[int, Predicted]]]
+) -> float | None:
     """Walk the texts with training's predictions in place of the session's."""
     tokens = rounds = 0
-    for text in patient.texts:
-        batch = patient.batch(text.ids, text.prompt, drafter.features)
-        found = _depths(predict(drafter, batch, patient.target))
+    for text, found in pairs:
         ids, end = text.ids.tolist(), len(text.ids) - 1
         root = text.prompt
         tokens += end - root

@@ -12,9 +12,9 @@ from drafters.base import Features
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.formats.convert import export_drafter, import_drafter
-from drafters.formats.eagle3 import Names, default_taps, table
+from drafters.formats.eagle3 import Names, table
 from drafters.formats.keys import expected
-from drafters.shape import TargetShape
+from drafters.shape import TargetShape, usual_taps
 from drafters.target import Target
 from inference import generate
 from tests.foreign import (
@@ -390,6 +390,6 @@ def test_sizes_of_a_real_drafter_are_known_before_anything_is_allocated() -> Non
 
 def test_default_layers_are_the_ones_that_readers_fall_back_to() -> None:
     for count in (8, 28, 36):
-        low, middle, high = default_taps(count)
+        low, middle, high = usual_taps(count)
         assert (low + 1, middle + 1, high + 1) == (2, count // 2, count - 3)
-        assert default_taps(count) == replace(REAL, num_layers=count).default_taps
+        assert usual_taps(count) == replace(REAL, num_layers=count).default_taps
