@@ -18,6 +18,7 @@ import yaml
 from drafters.card import MANIFEST, Sources, card
 from drafters.errors import UserError
 from drafters.stored import CONFIG, WEIGHTS, StoredDrafter, read_config
+from drafters.untrusted import read_object
 
 BENCHMARK, CARD, SETTINGS = "benchmark.json", "README.md", "settings.yaml"
 
@@ -57,7 +58,7 @@ class Publication:
         sources = Sources(
             _read_yaml(stored.folder.parent / SETTINGS),
             _manifest(stored),
-            {} if benchmark is None else _read_json(Path(benchmark)),
+            {} if benchmark is None else read_object(Path(benchmark)),
         )
         plain = {"training": stored.training, "recipe": sources.recipe}
         shown = _without_paths(plain)
@@ -122,7 +123,7 @@ def _manifest(stored: StoredDrafter) -> dict[str, Any]:
         return {}
     place = Path(path)
     file = (place if place.is_dir() else place.parent) / "manifest.json"
-    return _read_json(file) if file.is_file() else {}
+    return read_object(file) if file.is_file() else {}
 
 
 def _without_paths(value: Any) -> Any:
@@ -147,16 +148,6 @@ def _last_part(text: str) -> str:
 
 def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds no object")
-    return cast("dict[str, Any]", found)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

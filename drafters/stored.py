@@ -5,12 +5,11 @@ compared with its tensors before memory is taken for them. Weights are safetenso
 code when it is read, so it is refused with the way to convert it.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,13 +23,11 @@ from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.registry import method
 from drafters.shape import TargetShape
+from drafters.untrusted import INDEX, pickles_in, read_index, read_object
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-INDEX = "model.safetensors.index.json"
-PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 _FIELDS = {"format_version", "drafter", "options", "shape", "target", "training"}
-_LARGEST_JSON = 16 * 2**20  # bytes; ours have a few thousand, an index of shards a few million
 _LARGEST = 2**24  # a size or count in a config, unless the file holds more values than that
 _SPARE = 64  # parameters a family may make on its way and replace
 
@@ -151,7 +148,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: if it cannot be read, or another version wrote it.
     """
-    config = _read_json(folder, CONFIG)
+    config = read_object(folder / CONFIG)
     if "drafter" in config:
         unknown, missing = set(config) - _FIELDS, _FIELDS - set(config)
         if unknown or missing:
@@ -174,12 +171,8 @@ def check_causal_lm(folder: Path) -> None:
     """
     if not any(folder.glob("*.safetensors")):
         refuse_pickles(folder)
-    if not (folder / INDEX).exists():
-        return
-    files = _read_json(folder, INDEX).get("weight_map", {})
-    for name in sorted(set(files.values())):
-        if PurePosixPath(name).name != name:
-            raise UserError(f"{folder}: {INDEX} names {name!r}, which is not a file in the folder")
+    if (folder / INDEX).exists():
+        read_index(folder)
 
 
 def refuse_pickles(folder: Path) -> None:
@@ -188,7 +181,7 @@ def refuse_pickles(folder: Path) -> None:
     Raises:
         UserError: names the file and how to convert it where it can do no harm.
     """
-    pickles = sorted(f.name for f in folder.iterdir() if f.suffix in PICKLES)
+    pickles = pickles_in(folder)
     if pickles:
         raise UserError(
             f"{folder}: its weights are a pickle ({pickles[0]}), which can run code when it is "
@@ -197,21 +190,6 @@ def refuse_pickles(folder: Path) -> None:
             f"s.save_file(torch.load('{pickles[0]}', weights_only=True), '{WEIGHTS}')\", and keep "
             f"{WEIGHTS} only"
         )
-
-
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise UserError(f"{path} has {path.stat().st_size} bytes: not a file of this kind")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except UserError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder}: {name} cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{folder}: {name} holds no object")
-    return found
 
 
 def _numbers(value: object, name: str = "") -> Iterator[tuple[str, int]]:

@@ -4,7 +4,6 @@ Only JSON and safetensors are opened, only inside the folder, and no tensor is r
 has been compared with what the config asks for. Pickles are refused: reading one may run code.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from drafters.errors import UserError
+from drafters.untrusted import INDEX, pickles_in, read_index, read_object
 
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors")
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
-_JSON_BYTES = 64 << 20
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
@@ -56,7 +54,7 @@ class Foreign:
         place = Path(folder)
         if not place.is_dir():
             raise UserError(f"{place}: no such folder; give the one of a drafter's files")
-        config = _json(place / CONFIG)
+        config = read_object(place / CONFIG)
         headers: dict[str, Header] = {}
         for file in _weights(place):
             headers.update(_headers(file))
@@ -128,20 +126,11 @@ class Foreign:
 def _weights(folder: Path) -> list[Path]:
     """Return the weight files: plain names inside the folder only."""
     if (folder / INDEX).is_file():
-        table = _json(folder / INDEX).get("weight_map")
-        names = sorted(set(table.values())) if isinstance(table, dict) else []
-        for name in names:
-            plain = isinstance(name, str) and Path(name).name == name
-            if not plain or not name.endswith(".safetensors"):
-                raise UserError(
-                    f"{folder}: {INDEX} names {name!r}: only safetensors files inside the folder "
-                    "are read"
-                )
-        return [folder / name for name in names]
+        return sorted(set(read_index(folder).values()))
     found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
     if found:
         return found[:1]
-    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+    pickles = pickles_in(folder)
     if pickles:
         raise UserError(
             f"{folder}: {pickles[0]} is a pickle, and reading one may run code: convert it to "
@@ -161,17 +150,3 @@ def _headers(file: Path) -> dict[str, Header]:
             }
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file} cannot be read ({error}): safetensors only") from error
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > _JSON_BYTES:
-            raise UserError(f"{file}: larger than {_JSON_BYTES >> 20} MB")
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except UserError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read ({error})") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{file} holds no object")
-    return values

@@ -6,7 +6,6 @@ is returned here is one form of all. Embedding and head are the target's, copies
 over. Source: the layouts as vLLM's deepseek_mtp, mimo_mtp and qwen3_next_mtp read them.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from drafters.errors import UserError
+from drafters.untrusted import INDEX, read_index
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 _SHARED = ("embed_tokens.weight", "shared_head.head.weight")
 
 
@@ -121,16 +121,15 @@ def read_shipped(folder: str | Path, num_layers: int) -> Shipped | None:
 
 def _places(folder: Path) -> dict[str, Path]:
     """Return the file of every tensor."""
+    if (folder / INDEX).is_file():
+        return read_index(folder)
     try:
-        if (folder / _INDEX).is_file():
-            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-            return {name: folder / file for name, file in index.items()}
         with safe_open(folder / _SINGLE, "pt") as file:
             return dict.fromkeys(file.keys(), folder / _SINGLE)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(
             f"target {folder}: its weights cannot be read ({error}); give a folder with {_SINGLE} "
-            f"or {_INDEX}"
+            f"or {INDEX}"
         ) from error
 
 

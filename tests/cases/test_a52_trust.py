@@ -15,8 +15,9 @@ from drafters.base import NeuralDrafter
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
 from drafters.registry import build_drafter
-from drafters.stored import CONFIG, INDEX, WEIGHTS
+from drafters.stored import CONFIG, WEIGHTS
 from drafters.target import Target
+from drafters.untrusted import INDEX
 from drafters.warmstart import WarmStart
 from tests.folders import save_tiny_target
 from tests.tiny import tiny_target

@@ -141,6 +141,15 @@ def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
         assert torch.equal(drafter.state_dict()[name], tensor)
 
 
+def test_an_index_stays_in_the_folder(tmp_path: Path) -> None:
+    ship(tmp_path, "mimo")
+    target = Target.load(tmp_path)
+    index = {"weight_map": {"model.mtp_layers.0.input_proj.weight": "../outside.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="which is not a file in the folder"):
+        load_drafter("mtp", target)
+
+
 def test_training_starts_from_what_is_shipped(tmp_path: Path) -> None:
     """With a reduced vocabulary too: head and embedding are the target's, only ids are chosen."""
     expected = ship(tmp_path, "deepseek")

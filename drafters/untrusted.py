@@ -1,0 +1,53 @@
+"""Files of other people's folders: JSON of a bounded size, shards inside the folder, no pickles."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from drafters.errors import UserError
+
+INDEX = "model.safetensors.index.json"
+PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
+_LARGEST = 16 * 2**20  # bytes of JSON: ours have a few thousand, an index of shards millions
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        UserError: if it cannot be read, is too large to be one, or holds something else.
+    """
+    try:
+        if file.stat().st_size > _LARGEST:
+            raise UserError(f"{file} has {file.stat().st_size} bytes: not a file of this kind")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except UserError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file} holds no object")
+    return cast("dict[str, Any]", found)
+
+
+def read_index(folder: Path) -> dict[str, Path]:
+    """Return the file of every tensor that a folder's index names.
+
+    Raises:
+        UserError: if it names anything but safetensors files in the folder itself.
+    """
+    table = read_object(folder / INDEX).get("weight_map")
+    names = cast("dict[str, Any]", table) if isinstance(table, dict) else {}
+    for name in names.values():
+        plain = isinstance(name, str) and Path(name).name == name
+        if not plain or not name.endswith(".safetensors"):
+            raise UserError(
+                f"{folder}: {INDEX} names {name!r}, which is not a file in the folder: only "
+                "safetensors files inside the folder are read"
+            )
+    return {tensor: folder / name for tensor, name in names.items()}
+
+
+def pickles_in(folder: Path) -> list[str]:
+    """Return the names of a folder's pickles."""
+    return sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
