@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 import drafters.session
-from drafters.base import Batch, Commit
+from drafters.base import Batch
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Dynamic, Growth, Static
 from drafters.methods.eagle import EagleDrafter, EagleOptions
 from drafters.methods.none import NoDrafter
-from drafters.sampling import RowRandom, Warp
+from drafters.sampling import Warp
 from drafters.session import CachedSession
 from drafters.target import Target
 from drafters.tree import TokenTree
 from inference import generate
 from tests.forced import Forced, by_slot
+from tests.neural import away, batch_of, commits_of, randoms
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 UNROLL = 4
@@ -43,42 +44,7 @@ def target() -> Target:
 
 def make(target: Target, **options: object) -> EagleDrafter:
     """Build a drafter away from every special starting point."""
-    torch.manual_seed(3)
-    drafter = EagleDrafter.build({"unroll": UNROLL, **options}, target.shape)
-    size = drafter.vocabulary.size
-    if size:
-        drafter.vocabulary.keep(torch.randperm(128)[:size].sort().values)
-    drafter.init_from(target)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-    return drafter.eval()
-
-
-def batch_of(
-    target: Target, drafter: EagleDrafter, ids: Tensor, document: Tensor | None = None
-) -> Batch:
-    """Make a batch with every token supervised; documents lie side by side."""
-    document = torch.zeros_like(ids) if document is None else document
-    same = document[:, :, None] == document[:, None, :]
-    position = (same & torch.ones_like(same).tril()).sum(-1) - 1
-    taps, last = target.forward_batch(ids, document, position, drafter.features)
-    return Batch(ids, document >= 0, document, position, taps, last)
-
-
-def commits_of(batch: Batch, lengths: Sequence[int], start: int = 0) -> list[Commit]:
-    """Commit tokens start..length-1 of each row, as a prefill or as one round's accepted path."""
-    assert batch.taps is not None
-    commits = []
-    for row, length in enumerate(lengths):
-        inputs, root = batch.ids[row, start:length], int(batch.ids[row, length])
-        tree = TokenTree.chain(inputs) if start else None
-        commits.append(Commit(inputs, root, taps=batch.taps[row, start:length], tree=tree))
-    return commits
-
-
-def randoms(count: int) -> list[RowRandom]:
-    return [RowRandom(0, row) for row in range(count)]
+    return away(EagleDrafter, target, 0.02, **{"unroll": UNROLL, **options})
 
 
 @pytest.mark.parametrize("name", FLAGS)

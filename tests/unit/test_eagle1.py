@@ -1,15 +1,13 @@
 """EAGLE-1: it imitates the target's last states, and the target's own head reads them."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from drafters.alignment import slot_prediction
-from drafters.base import Batch, Commit
+from drafters.base import Batch
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Dynamic
@@ -19,9 +17,9 @@ from drafters.methods.none import NoDrafter
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.teacher import Teacher
-from drafters.tree import TokenTree
 from inference import generate
 from tests.forced import Forced, by_slot
+from tests.neural import away, batch_of, commits_of
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 UNROLL = 3
@@ -35,33 +33,7 @@ def target() -> Target:
 
 def make(target: Target, **options: object) -> Eagle1Drafter:
     """Build a drafter away from every special starting point."""
-    torch.manual_seed(3)
-    drafter = Eagle1Drafter.build(options, target.shape)
-    size = drafter.vocabulary.size
-    if size:
-        drafter.vocabulary.keep(torch.randperm(128)[:size].sort().values)
-    drafter.init_from(target)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-    return drafter.eval()
-
-
-def batch_of(target: Target, drafter: Eagle1Drafter, ids: Tensor) -> Batch:
-    document = torch.arange(len(ids))[:, None].expand_as(ids)
-    position = torch.arange(ids.shape[1]).expand_as(ids)
-    taps, last = target.forward_batch(ids, document, position, drafter.features)
-    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), document, position, taps, last)
-
-
-def commits_of(batch: Batch, lengths: Sequence[int], start: int = 0) -> list[Commit]:
-    """Commit tokens start..length-1 of each row, as a prefill or as one round's accepted path."""
-    commits = []
-    for row, length in enumerate(lengths):
-        inputs, root = batch.ids[row, start:length], int(batch.ids[row, length])
-        tree = TokenTree.chain(inputs) if start else None
-        commits.append(Commit(inputs, root, last=batch.last[row, start:length], tree=tree))
-    return commits
+    return away(Eagle1Drafter, target, 0.02, **options)
 
 
 def train(drafter: Eagle1Drafter, target: Target, batch: Batch, steps: int) -> list[float]:

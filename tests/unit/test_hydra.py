@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.base import Batch, Commit
+from drafters.base import Commit
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Static
@@ -16,6 +16,7 @@ from drafters.methods.none import NoDrafter
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference import generate
+from tests.neural import away, batch_of
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 
@@ -25,24 +26,8 @@ def target() -> Target:
 
 
 def make(target: Target, **options: object) -> HydraDrafter:
-    """Build a drafter away from its special starting point."""
-    torch.manual_seed(3)
-    drafter = HydraDrafter.build(options, target.shape)
-    size = drafter.vocabulary.size
-    if size:
-        drafter.vocabulary.keep(torch.randperm(128)[:size].sort().values)
-    drafter.init_from(target)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return drafter.eval()
-
-
-def batch_of(target: Target, drafter: HydraDrafter, ids: Tensor) -> Batch:
-    document = torch.arange(len(ids))[:, None].expand_as(ids)
-    position = torch.arange(ids.shape[1]).expand_as(ids)
-    taps, last = target.forward_batch(ids, document, position, drafter.features)
-    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), document, position, taps, last)
+    """Build a drafter away from every special starting point."""
+    return away(HydraDrafter, target, 0.05, **options)
 
 
 def logits_of(drafter: HydraDrafter, target: Target, last: Tensor, path: Sequence[int]) -> Tensor:

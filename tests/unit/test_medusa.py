@@ -1,13 +1,10 @@
 """Medusa: heads start as the target's own, predict what decoding proposes, and say their limits."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from drafters.base import Batch, Commit
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Dynamic, Growth, Static
@@ -18,6 +15,7 @@ from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
 from inference import generate
+from tests.neural import away, batch_of, commits_of
 from tests.tiny import prompts_of, tiny_target
 
 
@@ -27,24 +25,8 @@ def target() -> Target:
 
 
 def make(target: Target, **options: object) -> MedusaDrafter:
-    """Build a drafter away from its special starting point."""
-    torch.manual_seed(3)
-    drafter = MedusaDrafter.build(options, target.shape)
-    size = drafter.vocabulary.size
-    if size:
-        drafter.vocabulary.keep(torch.randperm(128)[:size].sort().values)
-    drafter.init_from(target)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return drafter.eval()
-
-
-def batch_of(target: Target, drafter: MedusaDrafter, ids: Tensor) -> Batch:
-    document = torch.arange(len(ids))[:, None].expand_as(ids)
-    position = torch.arange(ids.shape[1]).expand_as(ids)
-    taps, last = target.forward_batch(ids, document, position, drafter.features)
-    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), document, position, taps, last)
+    """Build a drafter away from every special starting point."""
+    return away(MedusaDrafter, target, 0.05, **options)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -100,13 +82,6 @@ def test_a_copy_task_is_learned_at_every_depth(target: Target) -> None:
         known = 30 - head - 2  # later slots have no label
         guess = drafter.logits(head, batch.last[0, :known]).argmax(-1)
         assert torch.equal(guess, (torch.arange(known) + head + 2) % 7)
-
-
-def commits_of(batch: Batch, lengths: Sequence[int]) -> list[Commit]:
-    return [
-        Commit(batch.ids[row, :n], int(batch.ids[row, n]), last=batch.last[row, :n])
-        for row, n in enumerate(lengths)
-    ]
 
 
 @pytest.mark.parametrize("options", [{}, {"shared_head": False, "blocks": 2}], ids=str)

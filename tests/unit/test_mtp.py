@@ -22,8 +22,9 @@ from drafters.target import Target
 from drafters.teacher import Teacher
 from drafters.tree import TokenTree
 from inference import generate
+from tests.forced import Forced, by_slot
+from tests.neural import away, batch_of, randoms
 from tests.tiny import prompts_of, tiny_model, tiny_target
-from tests.unit.test_eagle import Forced, by_slot, randoms
 from training.options import TrainSettings
 
 UNROLL = 4
@@ -48,24 +49,7 @@ def target() -> Target:
 
 def make(target: Target, **options: object) -> MtpDrafter:
     """Build a drafter away from every special starting point."""
-    torch.manual_seed(3)
-    drafter = MtpDrafter.build({"unroll": UNROLL, **options}, target.shape)
-    size = drafter.vocabulary.size
-    if size:
-        drafter.vocabulary.keep(torch.randperm(128)[:size].sort().values)
-    drafter.init_from(target)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return drafter.eval()
-
-
-def batch_of(target: Target, drafter: MtpDrafter, ids: Tensor) -> Batch:
-    """Make a batch with every token supervised."""
-    document = torch.zeros_like(ids)
-    position = torch.arange(ids.shape[1]).expand_as(ids)
-    taps, last = target.forward_batch(ids, document, position, drafter.features)
-    return Batch(ids, document >= 0, document, position, taps, last)
+    return away(MtpDrafter, target, 0.1, **{"unroll": UNROLL, **options})
 
 
 def commit(batch: Batch, row: int, start: int, stop: int) -> Commit:
