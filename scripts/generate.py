@@ -95,8 +95,8 @@ def generate(
     output = generation.outputs[0]
     note(
         f"drafter {spec.drafter}: {len(output.ids)} tokens, {output.rounds} rounds, "
-        f"tau {output.tau:.2f}, {_speed(generation, output):.1f} tokens/s on the {decider.engine} engine, "
-        f"ended by {output.finish_reason}"
+        f"tau {output.tau:.2f}, {_speed(generation, output):.1f} tokens/s on the "
+        f"{decider.engine} engine, ended by {output.finish_reason}"
         f"{', ' + shown(spec.verify) if spec.verify in LOSSY else ''}"
     )
 
