@@ -176,7 +176,7 @@ def _fill(
     tally = folder.tally()
     if tally.made:
         note(f"going on after {tally.made} chats, {tally.kept} of them kept")
-    while size := tally.next_size(goal, most):
+    while size := tally.next_size(goal, most, maker.longest_answers):
         meter.reach(tally.supervised, tally.kept)
         shard = maker.make(tally.made, size, tally.keys)
         if store is not None:
