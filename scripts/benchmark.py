@@ -20,7 +20,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from console import ENGINE_HELP, Dtype, Engine, app, note, progress, run
+from console import (
+    DEVICE_HELP,
+    ENGINE_HELP,
+    WEIGHTS_HELP,
+    Dtype,
+    Engine,
+    Weights,
+    app,
+    note,
+    progress,
+    run,
+)
 from drafters.registry import methods
 from drafters.sampling import Warp
 from drafters.target import Target
@@ -59,6 +70,8 @@ def benchmark(
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    weights: Annotated[Weights | None, typer.Option(help=WEIGHTS_HELP)] = None,
     rows: Annotated[int, typer.Option(help="Prompts that decode together.")] = 1,
     repeats: Annotated[int, typer.Option(help="How often every prompt is decoded.")] = 3,
     warmup: Annotated[int, typer.Option(help="Prompts before the clock runs.")] = 3,
@@ -80,7 +93,7 @@ def benchmark(
     warp = Warp(temperature, top_k, top_p, min_p)
     settings = BenchSettings(max_new_tokens, warp, seed, rows, repeats, warmup)
     questions = read_prompts(prompts, limit)
-    decider = Target.load(target, dtype=dtype.value, engine=engine)
+    decider = Target.load(target, dtype=dtype.value, engine=engine, device=device, weights=weights)
     peers = [Peer.parse(text, decider.dtype) for text in peer or []]
     measured = _measure(decider, contenders(decider, specs), questions, settings, peers)
     result = summarise(measured, str(prompts))

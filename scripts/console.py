@@ -36,9 +36,22 @@ class Engine(StrEnum):
     static = "static"
 
 
+class Weights(StrEnum):
+    """What a target's linear maps are rounded to."""
+
+    int8 = "int8"
+
+
 ENGINE_HELP = (
     "fast: lean forward; reference: the model's own; static: fast at fixed shapes, as CUDA graphs "
     "on a GPU. Default: fast where the target allows, else reference."
+)
+DEVICE_HELP = (
+    "Where the target runs, such as cuda:0 or cpu. Default: an accelerator if there is one."
+)
+WEIGHTS_HELP = (
+    "int8: round the target's linear maps to one byte a number. Another target: compare with none "
+    "at the same weights."
 )
 # Unrelated projects on PyPI whose code would lie on our import names.
 FOREIGN = ("drafters", "inference")

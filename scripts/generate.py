@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from console import ENGINE_HELP, Dtype, Engine, app, note, run
+from console import DEVICE_HELP, ENGINE_HELP, WEIGHTS_HELP, Dtype, Engine, Weights, app, note, run
 from drafters.base import Commit
 from drafters.errors import UserError
 from drafters.rules import Rules
@@ -64,6 +64,8 @@ def generate(
     system: Annotated[str | None, typer.Option(help="The chat's system message.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    weights: Annotated[Weights | None, typer.Option(help=WEIGHTS_HELP)] = None,
     color: Annotated[bool, typer.Option("--color", help="Mark accepted drafts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -78,7 +80,7 @@ def generate(
     )
     warp = Warp(temperature, top_k, top_p, min_p, rules if rules.report() else None)
     sampling = Sampling(max_new_tokens, warp, seed, tuple(stop or ()))
-    decider = Target.load(target, dtype=dtype.value, engine=engine)
+    decider = Target.load(target, dtype=dtype.value, engine=engine, device=device, weights=weights)
     spec = spec or _usual(decider)
     generation = Generation(
         decider,

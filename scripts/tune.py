@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from console import Dtype, app, note, progress, run
+from console import DEVICE_HELP, Dtype, app, note, progress, run
 from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
@@ -88,6 +88,7 @@ def tune(
     repeats: Annotated[int, typer.Option(help="Of the benchmark of --try.")] = 3,
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
     top: Annotated[int, typer.Option(help="Shapes that the table shows of each load.")] = 5,
     out: Annotated[Path, typer.Option(help="Where tune.json goes.")] = Path("runs/tune"),
     as_json: Annotated[
@@ -103,7 +104,7 @@ def tune(
         if value < least:
             raise UserError(f"{name} is {value}: give {least} or more")
     questions = read_prompts(prompts, limit)
-    decider = Target.load(target, dtype=dtype.value)
+    decider = Target.load(target, dtype=dtype.value, device=device)
     room = decider.shape.max_positions - max(WIDE_SIZES) - (samples + 2) * (depth + 1)
     if max(lengths) > room:
         raise UserError(f"contexts go up to {max(lengths)}: this target has room for {room}")
