@@ -52,3 +52,42 @@ def test_a_mistake_is_one_line(options: list[str], message: str) -> None:
     done = run_script("plan.py", "speedup", *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(message)
+
+
+def test_a_project_on_paper() -> None:
+    options = ("--target", "qwen3-235b-a22b", "--method", "eagle3", "--tokens", "500M")
+    where = ("--gpus", "8", "--gpu", "h100", "drafter.draft_vocab_size=32000")
+    done = run_script("plan.py", "train", *options, *where, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)["plan"]
+    assert found["target"]["parameters"] == 235_093_634_560
+    assert round(found["disk"]["gb_a_million_tokens"], 1) == 32.8  # (3 + 1) x 4096 x 2 + 8 bytes
+    assert not found["fits"]["with_target"]
+    assert found["fits"]["without_target"]
+    done = run_script("plan.py", "train", *options, *where)
+    assert "in all, target whole on every device" in done.stdout
+    assert "too much" in done.stdout
+    assert "a copy of the target takes 8 of the 8 devices: 1 write answers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "error: give --target, such as llama-3.1-8b, or --calibrate with a run's folder"),
+        (["--target", "llama-3.1-8b", "--gpu", "abacus"], "error: gpu is 'abacus': give rtx4090"),
+        (
+            ["--target", "llama-3.1-8b", "--tokens", "many"],
+            "error: tokens is 'many': give a number",
+        ),
+        (["--target", "llama-3.1-8b", "--method", "eagel"], "error: no drafter is called 'eagel'"),
+        (
+            ["--target", "llama-3.1-8b", "drafter.unrol=2"],
+            "error: drafter eagle: unknown key 'unrol'",
+        ),
+        (["--calibrate", "nowhere"], "error: nowhere/settings.yaml"),
+    ],
+)
+def test_a_mistake_in_a_project_is_one_line(options: list[str], message: str) -> None:
+    done = run_script("plan.py", "train", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message), done.stderr
