@@ -24,7 +24,7 @@ from console import ENGINE_HELP, Dtype, Engine, app, note, progress, run
 from drafters.registry import methods
 from drafters.sampling import Warp
 from drafters.target import Target
-from inference import report
+from inference import category_matrix, report
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
 from inference.peers import Peer
 from inference.prompts import Prompt, read_prompts
@@ -45,7 +45,7 @@ def _list(wanted: bool) -> None:
 @cli.command()
 def benchmark(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="D:growth=chain,gamma=4 or A+B:...; several. verify=typical is LOSSY."),
@@ -90,7 +90,7 @@ def benchmark(
     else:
         console = Console()
         console.width = console.width if console.is_terminal else _WIDTH
-        console.print(report.table(result))
+        console.print(report.table(result), *category_matrix.tables(result))
         if peers:
             console.print(report.peers_table(result))
     note(f"wrote {path}")
