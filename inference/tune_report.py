@@ -79,7 +79,7 @@ def _add_load(found: Table, load: Mapping[str, Any], top: int) -> None:
         tried = measured.get(spec, {})
         found.add_row(
             *(where if first else ("", "", "")),
-            *_labels(spec),
+            *labels(spec),
             _number(tau),
             _number(value),
             _number(tried.get("measured")),
@@ -88,7 +88,7 @@ def _add_load(found: Table, load: Mapping[str, Any], top: int) -> None:
         )
 
 
-def _labels(text: str) -> tuple[str, str]:
+def labels(text: str) -> tuple[str, str]:
     """Return a drafter's name (the end of its folder's) with its options, and its shape."""
     spec = Spec.parse(text)
     name = "/".join(Path(spec.drafter).parts[-2:])

@@ -35,7 +35,7 @@ from console import (
 from drafters.registry import methods
 from drafters.sampling import Warp
 from drafters.target import Target
-from inference import report
+from inference import category_matrix, report
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
 from inference.peers import Peer
 from inference.prompts import Prompt, read_prompts
@@ -56,7 +56,7 @@ def _list(wanted: bool) -> None:
 @cli.command()
 def benchmark(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="D:growth=chain,gamma=4 or A+B:...; several. verify=typical is LOSSY."),
@@ -103,7 +103,7 @@ def benchmark(
     else:
         console = Console()
         console.width = console.width if console.is_terminal else _WIDTH
-        console.print(report.table(result))
+        console.print(report.table(result), *category_matrix.tables(result))
         if peers:
             console.print(report.peers_table(result))
     note(f"wrote {path}")

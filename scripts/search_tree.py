@@ -37,7 +37,7 @@ FORMAT_VERSION = 1
 @cli.command()
 def search_tree(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[str, typer.Option(help="Folder or name; its shape is not used.")],
     out: Annotated[Path, typer.Option(help="The tree, as growth=static,tree=OUT reads it.")],
     nodes: Annotated[int, typer.Option(help="Drafted nodes of the tree.")] = 12,

@@ -74,7 +74,7 @@ class Plan:
 @cli.command()
 def tune(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[list[str], typer.Option(help="Folder or name; its shape is not used.")],
     limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,
