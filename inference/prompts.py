@@ -13,6 +13,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from drafters.errors import UserError
+from drafters.settings import own
 from drafters.target import Target
 
 _FORM = '{"question_id": 1, "category": "chat", "turns": ["..."]}'
@@ -46,7 +47,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}: give 1 or more")
     try:
-        with Path(path).open(encoding="utf-8") as lines:
+        with own(path).open(encoding="utf-8") as lines:
             prompts = _parse(str(path), lines, limit)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): give a JSONL file") from error

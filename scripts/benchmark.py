@@ -1,4 +1,4 @@
-"""Measure drafters against plain decoding on the same prompts, in turns.
+r"""Measure drafters against plain decoding on the same prompts, in turns.
 
     T=$(python scripts/fetch_target.py)
     python scripts/benchmark.py --target $T --prompts configs/prompts/demo.jsonl --limit 4 \
@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from console import ENGINE_HELP, Dtype, Engine, app, note, progress, run
+from console import ENGINE_HELP, Dtype, Engine, Plugins, app, note, progress, run
 from drafters.registry import methods
 from drafters.sampling import Warp
 from drafters.target import Target
@@ -31,7 +31,7 @@ from inference.prompts import Prompt, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
 
-cli = app("Measure drafters against plain decoding on the same prompts, in turns.")
+cli = app(__doc__ or "")
 
 _WIDTH = 120  # of the table where stdout is no terminal
 
@@ -74,6 +74,7 @@ def benchmark(
         bool,
         typer.Option("--list", callback=_list, is_eager=True, help="Print the drafters' names."),
     ] = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Measure drafters against plain decoding on the same prompts, in turns."""
     specs = [Spec.parse(text) for text in drafter or []]

@@ -1,4 +1,4 @@
-"""Answer one prompt with a target and a drafter; the text streams as it is decoded.
+r"""Answer one prompt with a target and a drafter; the text streams as it is decoded.
 
     T=$(python scripts/fetch_target.py)
     python scripts/generate.py --target $T --drafter ngram --prompt "Count to twenty." --color
@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from console import ENGINE_HELP, Dtype, Engine, app, note, run
+from console import ENGINE_HELP, Dtype, Engine, Plugins, app, note, run
 from drafters.base import Commit
 from drafters.errors import UserError
 from drafters.rules import Rules
@@ -29,7 +29,7 @@ from inference.modes import LOSSY, shown
 from inference.prompts import chat_ids, has_template, text_ids
 from inference.spec import Spec
 
-cli = app("Answer one prompt with a target and a drafter.")
+cli = app(__doc__ or "")
 
 
 @cli.command()
@@ -61,6 +61,7 @@ def generate(
     engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
     color: Annotated[bool, typer.Option("--color", help="Mark accepted drafts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    _plugin: Plugins = None,
 ) -> None:
     """Answer one prompt with a target and a drafter; the text streams as it is decoded."""
     if as_json and color:
