@@ -15,11 +15,13 @@ from transformers.utils import logging as transformers_logging
 from drafters.base import NeuralDrafter
 from drafters.errors import UserError
 from drafters.settings import find_config, load, to_yaml
+from inference import Output
 from training import acceptance, tracking
 from training.commandline import dressed, empty, ended, note, stderr
 from training.estimate import estimate
 from training.options import TrainSettings
 from training.parts import Parts, prepare
+from training.samples import FIGURES, MARKED, benchmark_prompts, benchmark_rows, sample_rows
 from training.state import STATE
 from training.trainer import Run, Trainer
 
@@ -64,6 +66,7 @@ def _train(method: str, settings: TrainSettings, *, dry_run: bool) -> int:
         )
     if not stderr.is_terminal:
         transformers_logging.disable_progress_bar()
+    prompts = benchmark_prompts(settings)
     parts = prepare(method, settings)
     main_process = parts.accelerator.is_main_process
     for line in parts.notes if main_process else []:
@@ -77,25 +80,37 @@ def _train(method: str, settings: TrainSettings, *, dry_run: bool) -> int:
         (output / _SETTINGS).write_text(to_yaml(parts.settings), encoding="utf-8")
     parts.accelerator.wait_for_everyone()
     tracking.start(parts.accelerator, settings.tracking, output, dataclasses.asdict(parts.settings))
-    received = _run(parts)
+    published = output / ("best" if settings.evaluate.times else "last")
+    received, step = _run(parts)
+    if prompts and main_process and received is None:
+        rows = benchmark_rows(parts.objective.target, published, prompts, parts.settings)
+        tracking.log_table(parts.accelerator, "benchmark", FIGURES, rows, step)
     parts.accelerator.end_training()
     if not main_process:
         return 0
     if received is not None:
         note(f"stopped by signal {received}; resume=true goes on")
         return 128 + received
-    typer.echo(str(output / ("best" if settings.evaluate.times else "last")))
+    typer.echo(str(published))
     return 0
 
 
-def _run(parts: Parts) -> int | None:
-    """Train, with a bar where there is a terminal; return the signal that ended it, if any."""
+def _run(parts: Parts) -> tuple[int | None, int]:
+    """Train, with a bar where there is a terminal.
+
+    Returns:
+        The signal that ended it, if any, and the steps done.
+    """
     objective, settings = parts.objective, parts.settings
 
     def measured(drafter: NeuralDrafter) -> acceptance.Acceptance:
-        return acceptance.measure(
-            objective.target, drafter, parts.prompts, settings.evaluate, settings.seed
+        seen: list[Output] = []
+        found = acceptance.measure(
+            objective.target, drafter, parts.prompts, settings.evaluate, settings.seed, seen.append
         )
+        rows = sample_rows(seen, objective.target)
+        tracking.log_table(parts.accelerator, "samples", MARKED, rows, trainer.progress.step)
+        return found
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     quiet = not (stderr.is_terminal and parts.accelerator.is_main_process)
@@ -110,7 +125,8 @@ def _run(parts: Parts) -> int | None:
             note if parts.accelerator.is_main_process else lambda _: None,
             lambda share: bar.update(task, completed=share),
         )
-        return Trainer(run, settings, parts.accelerator).train()
+        trainer = Trainer(run, settings, parts.accelerator)
+        return trainer.train(), trainer.progress.step
 
 
 def _described(parts: Parts) -> str:
