@@ -20,8 +20,8 @@ FIGURES = ["name", "tau", "alpha", "speedup", "from", "to", "tokens_per_second",
 def marked(output: Output, tokenizer: Any) -> str:
     """Return a text with the drafts that each round accepted in brackets.
 
-    A round emits what it accepted and one token of the target's own: `[and the] end [of] it` took two
-    rounds. Without a tokenizer, ids stand for words.
+    A round emits what it accepted and one token of the target's own: `[and the] end [of] it` took
+    two rounds. Without a tokenizer, ids stand for words.
     """
     pieces = [_text(output.ids[:1], tokenizer)]
     place = 1

@@ -52,9 +52,9 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     target = Target.load(str(folder))
     made = build_drafter("eagle", {"draft_vocab_size": 64}, target.shape)
-    made.init_from(target)  # pyright: ignore
+    made.init_from(target)
     for place in DRAFTERS:
-        save_drafter(made, tmp_path / place, target)  # pyright: ignore
+        save_drafter(made, tmp_path / place, target)
     source = random.Random(0)
     lines = []
     for number in range(40):
