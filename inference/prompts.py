@@ -17,6 +17,7 @@ from jinja2.exceptions import TemplateError
 from pyarrow.lib import ArrowInvalid
 
 from drafters.errors import UserError
+from drafters.settings import own
 from drafters.target import Target
 
 _FORM = (
@@ -55,7 +56,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}: give 1 or more")
-    file = Path(path)
+    file = own(path)
     try:
         if file.suffix == ".parquet":
             prompts = [_prompt(*row) for row in islice(_rows(file), limit)]

@@ -1,4 +1,4 @@
-"""Measure drafters against plain decoding on the same prompts, in turns.
+r"""Measure drafters against plain decoding on the same prompts, in turns.
 
     T=$(python scripts/fetch_target.py)
     python scripts/benchmark.py --target $T --prompts configs/prompts/demo.jsonl --limit 4 \
@@ -26,6 +26,7 @@ from console import (
     WEIGHTS_HELP,
     Dtype,
     Engine,
+    Plugins,
     Weights,
     app,
     note,
@@ -42,7 +43,7 @@ from inference.prompts import Prompt, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
 
-cli = app("Measure drafters against plain decoding on the same prompts, in turns.")
+cli = app(__doc__ or "")
 
 _WIDTH = 120  # of the table where stdout is no terminal
 
@@ -87,6 +88,7 @@ def benchmark(
         bool,
         typer.Option("--list", callback=_list, is_eager=True, help="Print the drafters' names."),
     ] = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Measure drafters against plain decoding on the same prompts, in turns."""
     specs = [Spec.parse(text) for text in drafter or []]

@@ -1,4 +1,4 @@
-"""Find the shape that a drafter should draft in on this machine, from measured costs.
+r"""Find the shape that a drafter should draft in on this machine, from measured costs.
 
     T=$(python scripts/fetch_target.py)
     python scripts/tune.py --target $T --prompts configs/prompts/demo.jsonl --limit 4 \
@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from console import DEVICE_HELP, Dtype, app, note, progress, run
+from console import DEVICE_HELP, Dtype, Plugins, app, note, progress, run
 from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
@@ -43,7 +43,7 @@ from inference.spec import Spec
 from inference.summary import summarise
 from inference.tuning import Candidate, Largest, candidates, named, probes, ranked
 
-cli = app("Find the shape that a drafter should draft in on this machine, from measured costs.")
+cli = app(__doc__ or "")
 
 FORMAT_VERSION = 1
 _WIDTH = 120  # of the table where stdout is no terminal
@@ -94,6 +94,7 @@ def tune(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print tune.json instead of the table.")
     ] = False,
+    _plugin: Plugins = None,
 ) -> None:
     """Find the shape that a drafter should draft in on this machine, from measured costs."""
     specs = [Spec.parse(text) for text in drafter]

@@ -96,7 +96,7 @@ def stop_after(trainer: Trainer, steps: int) -> None:
     trainer.run = replace(trainer.run, tick=tick)
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle"])
+@pytest.mark.parametrize("name", ["medusa", pytest.param("eagle", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_stopped_run_goes_on_as_if_it_had_not(
     tmp_path: Path, target: Target, name: str, accumulate: int
@@ -351,6 +351,7 @@ def test_epochs_end_the_run(tmp_path: Path, target: Target) -> None:
     assert (trainer.progress.step, trainer.progress.epoch, trainer.progress.place) == (15, 1, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
 def test_norms_move_although_a_step_is_below_bfloat16(
     tmp_path: Path, target: Target, resume: bool
