@@ -53,6 +53,28 @@ def write(result: Mapping[str, Any], folder: str | Path, name: str = FILE) -> Pa
     return path
 
 
+def read(place: str | Path) -> dict[str, Any]:
+    """Return what scripts/benchmark.py wrote.
+
+    Args:
+        place: its folder, or the file itself.
+
+    Raises:
+        UserError: if there is none, or it is no benchmark.json of a version that is known.
+    """
+    path = Path(place)
+    path = path / FILE if path.is_dir() else path
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a {FILE} ({error}): give its folder") from error
+    if not isinstance(found, dict) or not {"drafters", "settings", "baseline"} <= found.keys():
+        raise UserError(f"{path} is no {FILE}: give what scripts/benchmark.py wrote")
+    if found.get("format_version") != 1:
+        raise UserError(f"{path} has format_version {found.get('format_version')}, 1 is known")
+    return found
+
+
 def table(result: Mapping[str, Any]) -> Table:
     """Return one line a drafter, plain decoding first; fits 120 columns."""
     settings, target = result["settings"], result["target"]

@@ -7,11 +7,13 @@ Results go to stdout; notes, errors and bars go to stderr.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import metadata
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -74,6 +76,13 @@ def run(cli: typer.Typer) -> NoReturn:
     if code == 130:
         note("interrupted; what was saved stays")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def command_line() -> str:
+    """Return the command that started this process, as a shell reads it."""
+    script = Path(sys.argv[0])
+    name = f"python scripts/{script.name}" if script.suffix == ".py" else script.name
+    return shlex.join([*name.split(), *sys.argv[1:]])
 
 
 def _quiet_bars() -> None:
