@@ -46,16 +46,19 @@ def render(
     assert source is not None
     drafters = result["drafters"]
     names = dict(zip([one["name"] for one in drafters], full_names(result), strict=True))
-    best_nodes, best = max(oracle(result), key=lambda point: point[1])
+    nodes, ceiling = max(oracle(result), key=lambda point: point[1])
+    rows = _rows(result)
+    speeds = [(one["speedup"], place) for place, one in enumerate(drafters) if one["speedup"]]
     # SVG from matplotlib, which escapes texts, and our own files: the only markup taken as it is
     plots = [(Markup(drawn[name]), text) for name, text in _CAPTIONS.items() if name in drawn]
     return environment.get_template("report.html.jinja").render(
         result=result,
-        rows=_rows(result),
+        rows=rows,
+        best=rows[max(speeds)[1]] if speeds else None,
         plots=plots,
         categories=_categories(result),
         replay=generations(traces, names),
-        oracle={"nodes": best_nodes, "speedup": number(best)},
+        oracle={"nodes": nodes, "speedup": number(ceiling)},
         facts=_facts(result),
         number=number,
         percent=percent,

@@ -110,6 +110,14 @@
     draw(now);
   }
 
+  // Begin where something was drafted.
+  function start() {
+    const rounds = data[at("replay-which").value].rounds;
+    const first = rounds.findIndex((one) => one.path.length > 1);
+    round = first < 0 ? rounds.length > 1 ? 1 : 0 : first;
+    show();
+  }
+
   const stop = () => { clearInterval(timer); timer = null; at("replay-play").textContent = "play"; };
   const step = (by) => { round += by; show(); };
   data.forEach((one, index) => {
@@ -118,7 +126,7 @@
     option.textContent = `${one.drafter}: prompt ${one.title}`;
     at("replay-which").append(option);
   });
-  at("replay-which").addEventListener("change", () => { stop(); round = 1; show(); });
+  at("replay-which").addEventListener("change", () => { stop(); start(); });
   at("replay-back").addEventListener("click", () => { stop(); step(-1); });
   at("replay-next").addEventListener("click", () => { stop(); step(1); });
   at("replay-round").addEventListener("input", (event) => {
@@ -131,6 +139,5 @@
       if (at("replay-next").disabled) stop(); else step(1);
     }, 900);
   });
-  round = 1;
-  show();
+  start();
 })();
