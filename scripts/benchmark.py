@@ -7,7 +7,8 @@ r"""Measure drafters against plain decoding on the same prompts, in turns.
         --drafter runs/demo/eagle/best:growth=chain,gamma=3 \
         --drafter runs/demo/eagle/best:growth=dynamic,nodes=8,width=3,depth=4 --peer hf
 
-Writes OUT/benchmark.json and prints its table; docs/metrics.md defines every figure. Exit code 1
+Prints a table and writes OUT/benchmark.json, report.html (with the extra `report`), plots, tables
+and traces; docs/reports.md says what they hold, docs/metrics.md defines every figure. Exit code 1
 if an output differs or plain decoding was too slow to be compared with.
 """
 
@@ -29,6 +30,7 @@ from console import (
     Plugins,
     Weights,
     app,
+    command_line,
     note,
     progress,
     run,
@@ -38,10 +40,12 @@ from drafters.sampling import Warp
 from drafters.target import Target
 from inference import category_matrix, report
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
+from inference.page import NO_PLOTS, write_page
 from inference.peers import Peer
 from inference.prompts import Prompt, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
+from inference.traces import read_traces, write_traces
 
 cli = app(__doc__ or "")
 
@@ -80,7 +84,10 @@ def benchmark(
         list[str] | None,
         typer.Option(help="Other decoding in the same turns: hf, hf-lookup, hf-assistant=FOLDER."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where benchmark.json goes.")] = Path("runs/benchmark"),
+    out: Annotated[Path, typer.Option(help="Where files go.")] = Path("runs/benchmark"),
+    page: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write report.html, plots and tables too.")
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print benchmark.json instead of the table.")
     ] = False,
@@ -98,8 +105,9 @@ def benchmark(
     decider = Target.load(target, dtype=dtype.value, engine=engine, device=device, weights=weights)
     peers = [Peer.parse(text, decider.dtype) for text in peer or []]
     measured = _measure(decider, contenders(decider, specs), questions, settings, peers)
-    result = summarise(measured, str(prompts))
+    result = {**summarise(measured, str(prompts)), "command": command_line()}
     path = report.write(result, out)
+    traces = write_traces(measured, out)
     if as_json:
         print(json.dumps(result))
     else:
@@ -109,6 +117,9 @@ def benchmark(
         if peers:
             console.print(report.peers_table(result))
     note(f"wrote {path}")
+    if page:
+        shown = write_page(result, read_traces(out), out)
+        note(f"wrote {shown}, {traces.name}, plots and tables beside it" if shown else NO_PLOTS)
     for failure in result["failures"]:
         note(f"failed: {failure}")
     return 1 if result["failures"] else 0

@@ -6,11 +6,13 @@ training/commandline.py has what scripts and training commands share.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -62,6 +64,13 @@ def run(cli: typer.Typer) -> NoReturn:
     warn()
     _quiet_bars()
     sys.exit(ended(dressed(cli)))
+
+
+def command_line() -> str:
+    """Return the command that started this process, as a shell reads it."""
+    script = Path(sys.argv[0])
+    name = f"python scripts/{script.name}" if script.suffix == ".py" else script.name
+    return shlex.join([*name.split(), *sys.argv[1:]])
 
 
 def _quiet_bars() -> None:
