@@ -1,6 +1,6 @@
 """A01: what a refusal leaves. A02: temperature 0. A03: fixed siblings. Exact laws, no draws."""
 
-from fractions import Fraction as F
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -23,23 +23,27 @@ def every(*row: int) -> np.ndarray:
     return fractions(*[row] * len(row))
 
 
-def accepted(law: dict) -> F:
+def accepted(law: dict) -> Fraction:
     """The chance that the one draft was accepted: two tokens are emitted."""
-    return sum((v for tokens, v in law.items() if len(tokens) == 2), F(0))
+    return sum((v for tokens, v in law.items() if len(tokens) == 2), Fraction(0))
 
 
 @ALL
 @pytest.mark.parametrize(
     ("p", "q", "alpha"),
     [
-        ((5, 3, 2), (2, 3, 5), F(7, 10)),
-        ((5, 3, 2), (5, 3, 2), F(1)),  # nothing is left to draw from, and nothing asks for it
-        ((5, 3, 2), (0, 4, 6), F(1, 2)),  # a token that is never drafted
-        ((5, 5, 0), (2, 3, 5), F(1, 2)),  # a draft that the target never emits
+        ((5, 3, 2), (2, 3, 5), Fraction(7, 10)),
+        (
+            (5, 3, 2),
+            (5, 3, 2),
+            Fraction(1),
+        ),  # nothing is left to draw from, and nothing asks for it
+        ((5, 3, 2), (0, 4, 6), Fraction(1, 2)),  # a token that is never drafted
+        ((5, 5, 0), (2, 3, 5), Fraction(1, 2)),  # a draft that the target never emits
     ],
 )
 def test_a01_a_refusal_leaves_what_q_lacks(
-    verify: Verifier, p: tuple[int, ...], q: tuple[int, ...], alpha: F
+    verify: Verifier, p: tuple[int, ...], q: tuple[int, ...], alpha: Fraction
 ) -> None:
     law = round_law(verify, every(*p), every(*q), (1,))
     assert is_exact(law, every(*p), 2)
@@ -81,13 +85,20 @@ def test_a02_no_temperature_is_greedy() -> None:
 @pytest.mark.parametrize(
     ("p", "siblings", "firsts"),
     [
-        ((40, 30, 20, 10), (0, 1), (F(4, 10), F(3, 10))),  # half of what the first one left
-        ((51, 49, 0, 0), (0, 1), (F(51, 100), F(49, 100))),
-        ((40, 30, 20, 10), (0, 0), (F(4, 10), F(0))),  # judged once
+        (
+            (40, 30, 20, 10),
+            (0, 1),
+            (Fraction(4, 10), Fraction(3, 10)),
+        ),  # half of what the first one left
+        ((51, 49, 0, 0), (0, 1), (Fraction(51, 100), Fraction(49, 100))),
+        ((40, 30, 20, 10), (0, 0), (Fraction(4, 10), Fraction(0))),  # judged once
     ],
 )
 def test_a03_fixed_siblings_are_tried_one_after_the_other(
-    verify: Verifier, p: tuple[int, ...], siblings: tuple[int, int], firsts: tuple[F, F]
+    verify: Verifier,
+    p: tuple[int, ...],
+    siblings: tuple[int, int],
+    firsts: tuple[Fraction, Fraction],
 ) -> None:
     table = every(*p)
     tree = TokenTree(torch.tensor([0, *siblings]), torch.tensor([-1, 0, 0]))
