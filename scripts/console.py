@@ -7,6 +7,7 @@ Results go to stdout; notes, errors and bars go to stderr.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ def app(summary: str) -> typer.Typer:
 
 def run(cli: typer.Typer) -> NoReturn:
     """Run a command line and end the process: 0 done, 2 the user's mistake, 130 interrupted."""
+    before = signal.signal(signal.SIGTERM, _terminated)
     warn()
     _quiet_bars()
     try:
@@ -71,9 +73,16 @@ def run(cli: typer.Typer) -> NoReturn:
         _fail(f"{_message(error)} (see --help)")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if code == 130:
         note("interrupted; what was saved stays")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminated(number: int, _frame: object) -> NoReturn:
+    """End as Ctrl-C does, so that what is half written beside its place is removed."""
+    sys.exit(128 + number)
 
 
 def _quiet_bars() -> None:
