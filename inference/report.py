@@ -1,7 +1,6 @@
 """Report: benchmark.json on disk, and the table that a person reads."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from drafters.errors import UserError
 from drafters.growth.label import shape_label
+from drafters.whole import write_text
 
 FILE = "benchmark.json"
 TIES = "ties/k"  # bfloat16 only: float32 has next to none
@@ -43,13 +43,7 @@ def write(result: Mapping[str, Any], folder: str | Path, name: str = FILE) -> Pa
         UserError: if the folder cannot be written.
     """
     path = Path(folder) / name
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}.tmp")
-        new.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
-        new.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): give --out") from error
+    write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")
     return path
 
 

@@ -7,6 +7,7 @@ training/commandline.py has what scripts and training commands share.
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,9 +62,14 @@ FOREIGN = ("drafters", "inference")
 
 def run(cli: typer.Typer) -> NoReturn:
     """Run a command line and end the process: 0 done, 2 the user's mistake, 130 interrupted."""
+    before = signal.signal(signal.SIGTERM, _terminated)
     warn()
     _quiet_bars()
-    sys.exit(ended(dressed(cli)))
+    try:
+        code = ended(dressed(cli))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sys.exit(code)
 
 
 def command_line() -> str:
@@ -71,6 +77,11 @@ def command_line() -> str:
     script = Path(sys.argv[0])
     name = f"python scripts/{script.name}" if script.suffix == ".py" else script.name
     return shlex.join([*name.split(), *sys.argv[1:]])
+
+
+def _terminated(number: int, _frame: object) -> NoReturn:
+    """End as Ctrl-C does, so that what is half written beside its place is removed."""
+    sys.exit(128 + number)
 
 
 def _quiet_bars() -> None:

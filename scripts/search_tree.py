@@ -25,6 +25,7 @@ from drafters.growth import Static
 from drafters.growth.ranks import expected, search
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.whole import write_text
 from inference.prompts import first_turn_ids, read_prompts
 from inference.ranks import rank_accuracies
 from inference.spec import Spec
@@ -78,8 +79,7 @@ def search_tree(
         "prompts": str(prompts),
         "temperature": temperature,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    write_text(out, json.dumps(found) + "\n")
     shape = Static(tree=paths)
     note(f"{shape.nodes} nodes, {shape.depth} levels, expected tau {found['expected_tau']:.2f}")
     print(f"--drafter {spec.drafter}:growth=static,tree={out}")
