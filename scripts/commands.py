@@ -1,10 +1,11 @@
-"""Train drafters for speculative decoding, decode with them, and measure what they bring.
+r"""Train drafters for speculative decoding, decode with them, and measure what they bring.
 
     drafters benchmark --help
     T=$(drafters fetch-target)
     drafters generate --target $T --drafter ngram --prompt "Count to twenty."
     drafters train eagle target=$T output=runs/eagle data.path=configs/chats
-    drafters train --num_processes 2 eagle target=$T output=runs/eagle data.path=configs/chats
+    drafters train --config_file configs/accelerate/cpus.yaml eagle target=$T output=runs/eagle \
+        data.path=configs/chats
 
 Every script is a command of the same name. Paths that start with configs/ are the project's own
 where nothing of that name lies in the working folder.
@@ -23,6 +24,7 @@ import typer
 import training
 from console import app, run
 from drafters.errors import UserError
+from drafters.settings import own
 from training.commandline import kebab
 
 cli = app(__doc__ or "")
@@ -77,7 +79,8 @@ def train(context: typer.Context) -> None:
     if family is None:
         raise UserError(f"no family to train: give one of {', '.join(families)}, then its settings")
     place = given.index(family)
-    launcher, settings = context.args[:place], context.args[place + 1 :]
+    launcher = [str(own(word)) for word in context.args[:place]]
+    settings = context.args[place + 1 :]
     if not launcher:
         _hand_over(f"train {family}", families[family], settings)
         return
