@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +88,11 @@ def train(context: typer.Context) -> None:
     from accelerate.commands import launch
 
     parser = launch.launch_command_parser()
-    launch.launch_command(parser.parse_args([*launcher, str(families[family]), *settings]))
+    arguments = parser.parse_args([*launcher, str(families[family]), *settings])
+    try:
+        launch.launch_command(arguments)
+    except subprocess.CalledProcessError as error:  # the command has said why
+        raise typer.Exit(error.returncode) from None
 
 
 if __name__ == "__main__":
