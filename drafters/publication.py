@@ -6,7 +6,6 @@ stays. What is published was loaded once, exactly as whoever takes it will load 
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from drafters.card import MANIFEST, Sources, card
 from drafters.errors import UserError
 from drafters.stored import CONFIG, WEIGHTS, StoredDrafter, read_config
 from drafters.untrusted import read_object
+from drafters.whole import whole_folder
 
 BENCHMARK, CARD, SETTINGS = "benchmark.json", "README.md", "settings.yaml"
 
@@ -94,16 +94,10 @@ class Publication:
             raise UserError(f"{place} is a file: give a folder")
         if place.is_dir() and {f.name for f in place.iterdir()} - _OURS:
             raise UserError(f"{place} holds other files: give a folder of its own")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as work:
-            new = Path(work) / "new"
-            new.mkdir()
+        with whole_folder(place) as new:
             shutil.copyfile(self.weights, new / WEIGHTS)
             for name, text in self.texts.items():
                 (new / name).write_text(text, encoding="utf-8")
-            if place.is_dir():
-                shutil.rmtree(place)
-            new.rename(place)
         return place
 
 

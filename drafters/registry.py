@@ -1,7 +1,7 @@
 """The registry of drafter families: name -> class."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module, util
 from pathlib import Path
@@ -12,6 +12,7 @@ from drafters.errors import UserError
 from drafters.shape import TargetShape
 
 _METHODS: dict[str, Any] = {}
+_OTHER_NAMES: dict[str, str] = {}
 _CAUSAL_LMS: list[Any] = []
 _JOINTS: list[Any] = []
 
@@ -34,6 +35,16 @@ def register(method: Method) -> Method:
     """Register a drafter class under its `name`."""
     _METHODS[method.name] = method
     return method
+
+
+def also_called(name: str) -> Callable[[Method], Method]:
+    """Register another name of a family, such as that of the paper it is in."""
+
+    def add(family: Method) -> Method:
+        _OTHER_NAMES[name] = family.name
+        return family
+
+    return add
 
 
 def reads_causal_lms(family: Method) -> Method:
@@ -67,12 +78,13 @@ def methods() -> dict[str, type[Any]]:
 
 
 def method(name: str) -> type[Any]:
-    """Return one family.
+    """Return one family, by its name or another one of it.
 
     Raises:
         UserError: if there is none of that name; names the nearest.
     """
     known = methods()
+    name = _OTHER_NAMES.get(name, name)
     if name not in known:
         near = get_close_matches(name, known, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""

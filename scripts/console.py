@@ -6,11 +6,14 @@ training/commandline.py has what scripts and training commands share.
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -36,9 +39,22 @@ class Engine(StrEnum):
     static = "static"
 
 
+class Weights(StrEnum):
+    """What a target's linear maps are rounded to."""
+
+    int8 = "int8"
+
+
 ENGINE_HELP = (
     "fast: lean forward; reference: the model's own; static: fast at fixed shapes, as CUDA graphs "
     "on a GPU. Default: fast where the target allows, else reference."
+)
+DEVICE_HELP = (
+    "Where the target runs, such as cuda:0 or cpu. Default: an accelerator if there is one."
+)
+WEIGHTS_HELP = (
+    "int8: round the target's linear maps to one byte a number. Another target: compare with none "
+    "at the same weights."
 )
 # Unrelated projects on PyPI whose code would lie on our import names.
 FOREIGN = ("drafters", "inference")
@@ -46,9 +62,26 @@ FOREIGN = ("drafters", "inference")
 
 def run(cli: typer.Typer) -> NoReturn:
     """Run a command line and end the process: 0 done, 2 the user's mistake, 130 interrupted."""
+    before = signal.signal(signal.SIGTERM, _terminated)
     warn()
     _quiet_bars()
-    sys.exit(ended(dressed(cli)))
+    try:
+        code = ended(dressed(cli))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sys.exit(code)
+
+
+def command_line() -> str:
+    """Return the command that started this process, as a shell reads it."""
+    script = Path(sys.argv[0])
+    name = f"python scripts/{script.name}" if script.suffix == ".py" else script.name
+    return shlex.join([*name.split(), *sys.argv[1:]])
+
+
+def _terminated(number: int, _frame: object) -> NoReturn:
+    """End as Ctrl-C does, so that what is half written beside its place is removed."""
+    sys.exit(128 + number)
 
 
 def _quiet_bars() -> None:

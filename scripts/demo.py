@@ -31,6 +31,7 @@ from console import app, note, run
 from drafters import embedded
 from drafters.errors import UserError
 from drafters.settings import configs_dir, find_config, load
+from drafters.whole import write_text
 from inference import report
 
 cli = app(__doc__ or "")
@@ -164,10 +165,7 @@ def _once(step: Step, stamps: Path) -> int:
 
 
 def _stamp(path: Path, step: Step, *, done: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".tmp")
-    new.write_text(json.dumps({"command": step.command, "done": done}))
-    new.replace(path)
+    write_text(path, json.dumps({"command": step.command, "done": done}))
 
 
 def _run(step: Step) -> int:

@@ -25,6 +25,7 @@ from drafters.growth import Static
 from drafters.growth.ranks import expected, search
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.whole import write_text
 from inference.prompts import first_turn_ids, read_prompts
 from inference.ranks import rank_accuracies
 from inference.spec import Spec
@@ -37,7 +38,7 @@ FORMAT_VERSION = 1
 @cli.command()
 def search_tree(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[str, typer.Option(help="Folder or name; its shape is not used.")],
     out: Annotated[Path, typer.Option(help="The tree, as growth=static,tree=OUT reads it.")],
     nodes: Annotated[int, typer.Option(help="Drafted nodes of the tree.")] = 12,
@@ -78,8 +79,7 @@ def search_tree(
         "prompts": str(prompts),
         "temperature": temperature,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    write_text(out, json.dumps(found) + "\n")
     shape = Static(tree=paths)
     note(f"{shape.nodes} nodes, {shape.depth} levels, expected tau {found['expected_tau']:.2f}")
     print(f"--drafter {spec.drafter}:growth=static,tree={out}")

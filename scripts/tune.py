@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from console import Dtype, Plugins, app, note, progress, run
+from console import DEVICE_HELP, Dtype, Plugins, app, note, progress, run
 from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
@@ -74,7 +74,7 @@ class Plan:
 @cli.command()
 def tune(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[list[str], typer.Option(help="Folder or name; its shape is not used.")],
     limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,
@@ -88,6 +88,7 @@ def tune(
     repeats: Annotated[int, typer.Option(help="Of the benchmark of --try.")] = 3,
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
     top: Annotated[int, typer.Option(help="Shapes that the table shows of each load.")] = 5,
     out: Annotated[Path, typer.Option(help="Where tune.json goes.")] = Path("runs/tune"),
     as_json: Annotated[
@@ -104,7 +105,7 @@ def tune(
         if value < least:
             raise UserError(f"{name} is {value}: give {least} or more")
     questions = read_prompts(prompts, limit)
-    decider = Target.load(target, dtype=dtype.value)
+    decider = Target.load(target, dtype=dtype.value, device=device)
     room = decider.shape.max_positions - max(WIDE_SIZES) - (samples + 2) * (depth + 1)
     if max(lengths) > room:
         raise UserError(f"contexts go up to {max(lengths)}: this target has room for {room}")

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors.torch import save_file
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.target import Target
+from drafters.whole import left_over, whole_file, write_text
 from training.batches import Document
 from training.states import States
 
@@ -60,8 +60,12 @@ class Kind:
     @property
     def token_bytes(self) -> int:
         """Return the bytes that one token takes."""
-        states = (len(self.layers) + 1) * self.width * getattr(torch, self.dtype).itemsize
-        return states + _SUMMARY_BYTES
+        return token_bytes(len(self.layers), self.width, self.dtype)
+
+
+def token_bytes(layers: int, width: int, dtype: str) -> int:
+    """Return the bytes that one token takes, of so many tapped layers."""
+    return (layers + 1) * width * getattr(torch, dtype).itemsize + _SUMMARY_BYTES
 
 
 class FeatureStore:
@@ -124,16 +128,10 @@ class FeatureStore:
         documents = [[key, len(states.last)] for key, states in self._waiting.items()]
         name = blake2b("".join(self._waiting).encode(), digest_size=8).hexdigest()
         file = self.folder / f"{name}.safetensors"
-        part = file.with_suffix(f".{os.getpid()}.part")
         self.check_room(sum(tensor.nbytes for tensor in tensors.values()))
-        try:
-            self._make_folder()
-            save_file(tensors, part, metadata={"documents": json.dumps(documents)})
-            part.replace(file)
-        except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                part.unlink()
-            raise UserError(f"{file} cannot be written ({error}): give another folder") from error
+        self._make_folder()
+        with whole_file(file) as new:
+            save_file(tensors, new, metadata={"documents": json.dumps(documents)})
         self._waiting.clear()
         self._scan()
 
@@ -166,13 +164,10 @@ class FeatureStore:
         return sum(missing.values()) * self.kind.token_bytes
 
     def _make_folder(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         about = self.folder / ABOUT
         if not about.exists():
             kind = asdict(self.kind) | {"schema_version": _VERSION}
-            part = about.with_suffix(f".{os.getpid()}.part")
-            part.write_text(json.dumps(kind, indent=2) + "\n", encoding="utf-8")
-            part.replace(about)
+            write_text(about, json.dumps(kind, indent=2) + "\n")
 
     def _scan(self) -> None:
         """Index the shards that are new."""
@@ -200,7 +195,7 @@ def _checked(folder: Path, asked: Kind) -> Kind:
     """Return the kind that a folder holds, or the one asked for if it is new."""
     about = folder / ABOUT
     if not about.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or not all(map(left_over, folder.iterdir()))):
             raise UserError(f"features in {folder}: it holds something else, give another folder")
         return asked
     try:

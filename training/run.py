@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from drafters.base import NeuralDrafter
 from drafters.errors import UserError
 from drafters.settings import find_config, load, to_yaml
+from drafters.whole import write_text
 from inference import Output
 from training import acceptance, tracking
 from training.commandline import dressed, empty, ended, note, stderr
@@ -76,8 +77,7 @@ def _train(method: str, settings: TrainSettings, *, dry_run: bool) -> int:
             typer.echo(_described(parts))
         return 0
     if main_process:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / _SETTINGS).write_text(to_yaml(parts.settings), encoding="utf-8")
+        write_text(output / _SETTINGS, to_yaml(parts.settings))
     parts.accelerator.wait_for_everyone()
     tracking.start(parts.accelerator, settings.tracking, output, dataclasses.asdict(parts.settings))
     published = output / ("best" if settings.evaluate.times else "last")

@@ -95,6 +95,11 @@ def given_prompts(path: Path) -> Source:
         if prompt.question_id in names:
             raise UserError(f"{path}: question_id {prompt.question_id} comes twice: name each once")
         names.add(prompt.question_id)
+        if prompt.system:
+            raise UserError(
+                f"{path}: question_id {prompt.question_id} has a system message: give prompts "
+                "without, the target answers none here"
+            )
     starts = [Start(p.question_id, p.category, given=p.turns) for p in prompts]
     return Source(PROMPTS, tuple(starts))
 

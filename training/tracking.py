@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 from drafters.errors import UserError
+from drafters.whole import write_text
 from training.options import TrackingSettings
 
 METRICS = "metrics.jsonl"
@@ -27,7 +28,7 @@ class JsonlTracker(GeneralTracker):
     """Appends one JSON object a call to a file.
 
     Args:
-        file: made with the first line; a resumed run appends.
+        file: made with the first line; a resumed run appends, see rewind.
     """
 
     name = "jsonl"
@@ -51,9 +52,34 @@ class JsonlTracker(GeneralTracker):
         """Leave the settings to settings.yaml, which lies beside the file."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **_kwargs: Any) -> None:
-        """Append one line."""
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **values}) + "\n")
+        """Append one line.
+
+        Raises:
+            UserError: if the disk does not take it.
+        """
+        try:
+            with self.file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"step": step, **values}) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"{self.file} cannot be written ({error.strerror}): make room; what was saved "
+                "stays, and resume=true goes on"
+            ) from error
+
+
+def rewind(output: Path, step: int) -> None:
+    """Drop what a killed run wrote of later steps, which come again, and a line it had begun."""
+    file = output / METRICS
+    if not file.exists():
+        return
+    kept: list[str] = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, KeyError, TypeError):
+            continue
+    write_text(file, "".join(kept))
 
 
 def trackers_of(settings: TrackingSettings, output: Path) -> list[Any]:

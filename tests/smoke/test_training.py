@@ -131,7 +131,7 @@ def test_a_shallow_target_needs_taps(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_run_in_this_process(
+def test_a39_a_run_in_this_process(
     place: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
