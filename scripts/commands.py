@@ -1,10 +1,11 @@
-"""Train drafters for speculative decoding, decode with them, and measure what they bring.
+r"""Train drafters for speculative decoding, decode with them, and measure what they bring.
 
     drafters benchmark --help
     T=$(drafters fetch-target)
     drafters generate --target $T --drafter ngram --prompt "Count to twenty."
     drafters train eagle target=$T output=runs/eagle data.path=configs/chats
-    drafters train --num_processes 2 eagle target=$T output=runs/eagle data.path=configs/chats
+    drafters train --config_file configs/accelerate/cpus.yaml eagle target=$T output=runs/eagle \
+        data.path=configs/chats
 
 Every script is a command of the same name. Paths that start with configs/ are the project's own
 where nothing of that name lies in the working folder.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ import typer
 import training
 from console import app, run
 from drafters.errors import UserError
+from drafters.settings import own
 from training.commandline import kebab
 
 cli = app(__doc__ or "")
@@ -77,14 +80,19 @@ def train(context: typer.Context) -> None:
     if family is None:
         raise UserError(f"no family to train: give one of {', '.join(families)}, then its settings")
     place = given.index(family)
-    launcher, settings = context.args[:place], context.args[place + 1 :]
+    launcher = [str(own(word)) for word in context.args[:place]]
+    settings = context.args[place + 1 :]
     if not launcher:
         _hand_over(f"train {family}", families[family], settings)
         return
     from accelerate.commands import launch
 
     parser = launch.launch_command_parser()
-    launch.launch_command(parser.parse_args([*launcher, str(families[family]), *settings]))
+    arguments = parser.parse_args([*launcher, str(families[family]), *settings])
+    try:
+        launch.launch_command(arguments)
+    except subprocess.CalledProcessError as error:  # the command has said why
+        raise typer.Exit(error.returncode) from None
 
 
 if __name__ == "__main__":

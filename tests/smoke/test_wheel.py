@@ -81,7 +81,7 @@ def test_a_wheel_trains_and_measures(installed: Path, empty: Path, tmp_path: Pat
     (empty / "chats.jsonl").write_text("\n".join(lines))
     where = [f"target={target}", "data.path=chats.jsonl", "output=run", "schedule.steps=2"]
     config = ["--config", "configs/smoke/medusa.yaml"]
-    launched = ["train", "--cpu", "--num_processes=1", "medusa"]
+    launched = ["train", "--config_file", "configs/accelerate/cpu.yaml", "medusa"]
     best = call(installed, empty, *launched, *config, *where).split()[-1]
     told = call(
         installed, empty, "benchmark", "--target", target, "--drafter", f"{best}:gamma=2",
