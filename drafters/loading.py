@@ -100,8 +100,8 @@ def _quantised(role: str, path: str | Path, method: str) -> Iterator[None]:
 def _said(role: str, path: str | Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # whatever transformers makes of somebody's files
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
             f"{role} {path}: {reason}; give a folder in Hugging Face format "
             "(config.json, safetensors, tokenizer) or the id of one on the hub"
