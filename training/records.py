@@ -13,11 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from drafters.errors import UserError
-<<<<<<< HEAD
 from drafters.settings import own
-=======
 from drafters.untrusted import read_object
->>>>>>> hard
 from training.dialects import SHAPES, messages_of, tools_of
 from training.messages import Refused
 from training.rows import HUB, read_rows
