@@ -30,7 +30,7 @@ COLOURS = (
 )
 _INK = "#010203"  # replaced by the page's own text colour
 _PHASES = {"draft": COLOURS[1], "build": COLOURS[4], "verify": COLOURS[0], "commit": COLOURS[2]}
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 11.5,
     "font.family": "sans-serif",
     "svg.fonttype": "none",
