@@ -176,7 +176,8 @@ def _fill(
     tally = folder.tally()
     if tally.made:
         note(f"going on after {tally.made} chats, {tally.kept} of them kept")
-    while size := tally.next_size(goal, most):
+    longest = maker.settings.max_new_tokens * maker.settings.turns
+    while size := tally.next_size(goal, most, longest):
         meter.reach(tally.supervised, tally.kept)
         shard = maker.make(tally.made, size, tally.keys)
         if store is not None:

@@ -90,9 +90,18 @@ class Tally:
             for key, value in meta[name].items():
                 getattr(self, name)[key] += value
 
-    def next_size(self, goal: Goal, most: int) -> int:
-        """Return how many chats the next shard should hold: 0 if the goal is reached."""
+    def next_size(self, goal: Goal, most: int, longest: int = 1) -> int:
+        """Return how many chats the next shard should hold: 0 if the goal is reached.
+
+        Args:
+            goal: what is wanted.
+            most: chats of a shard at most.
+            longest: answer tokens that a chat can have; a first shard takes it that all have.
+        """
         wanted = [most]
+        if not self.made:
+            first = ((goal.tokens, longest), (goal.chats, 1))
+            wanted += [-(-need // each) for need, each in first if need is not None]
         if goal.size is not None:
             wanted.append(goal.size - self.made)
         for have, need in ((self.supervised, goal.tokens), (self.kept, goal.chats)):
