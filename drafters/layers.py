@@ -54,9 +54,7 @@ class Rotary:
             max_position_embeddings=shape.max_positions,
             rope_parameters={**rope, "partial_rotary_factor": 1.0},
         )
-        with torch.device(
-            "cpu"
-        ):  # numbers, not weights: they exist in a drafter without memory too
+        with torch.device("cpu"):  # even where a drafter's weights take no memory
             self.frequency, self.scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
 
     def __call__(

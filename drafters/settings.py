@@ -122,6 +122,10 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise UserError(f"{file}{where}: not valid YAML: {error.problem}") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise UserError(f"{file}: nested too deeply to be settings") from None
+    except (OmegaConfBaseException, ValueError) as error:
+        raise UserError(f"{file}: not settings: {_first_line(error)}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{file}: not valid YAML: {_first_line(error)}") from None
     return _mapping(config, f"{file}")
@@ -246,7 +250,8 @@ def _line(file: Path, path: KeyPath) -> str:
     node: Any = cast("Any", yaml).compose(file.read_text(encoding="utf-8"))
     line = 0
     for key in path:
-        found = next((pair for pair in node.value if str(pair[0].value) == key), None)
+        pairs: Any = node.value if isinstance(node, yaml.MappingNode) else ()
+        found = next((pair for pair in pairs if str(pair[0].value) == key), None)
         if found is None:  # the key came through a YAML merge (`<<`)
             break
         line, node = found[0].start_mark.line + 1, found[1]

@@ -15,6 +15,7 @@ from drafters.fingerprint import Fingerprint
 from drafters.growth import Chain, Dynamic, Growth, Static
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.untrusted import read_object
 from drafters.whole import write_text
 from inference.costs import CostTable, DraftCosts, Grid
 from inference.machine import machine, versions
@@ -61,11 +62,11 @@ class CostStore:
     def load(self) -> CostTable | None:
         """Return what was measured here before; None: nothing that this machine may use."""
         try:
-            stored = json.loads(self.path.read_text())
+            stored = read_object(self.path)
             if stored["format_version"] != FORMAT_VERSION or stored["identity"] != self.identity:
                 return None
             return _from_lists(stored)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
 
     def add(self, newer: CostTable) -> CostTable:

@@ -43,7 +43,9 @@ def cost_ratio(draft_seconds: float, depth: int, step_seconds: float) -> float:
     return draft_seconds / depth / step_seconds
 
 
-def forecast(table: CostTable, drafter: str, shape: Shape, tau: float, load: Load) -> float:
+def forecast(
+    table: CostTable, drafter: str, shape: Shape, tau: float, load: Load, ready: float = 0.0
+) -> float:
     """Return the speed-up over plain decoding that acceptance and stored costs predict.
 
     Args:
@@ -52,10 +54,11 @@ def forecast(table: CostTable, drafter: str, shape: Shape, tau: float, load: Loa
         shape: levels, nodes and width that it drafts.
         tau: emitted tokens a round, from acceptance.
         load: rows and context.
+        ready: see inference.costs.overlapped.
 
     Raises:
         KeyError: if the drafter was not measured.
 
     Source: tau * T_plain / T_round; one alpha and T(n) = T(1) give Leviathan et al. 2023, Thm 3.8.
     """
-    return tau * table.plain(load) / table.round(drafter, shape, load)
+    return tau * table.plain(load) / table.round(drafter, shape, load, ready)

@@ -160,7 +160,7 @@ def chat_ids(
     except TemplateError as error:
         raise UserError(f"the chat template of {target.name} refuses the chat: {error}") from error
     # the template writes its own special tokens
-    return target.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return _encoded(target, text, add_special_tokens=False)
 
 
 def text_ids(target: Target, text: str) -> list[int]:
@@ -171,10 +171,21 @@ def text_ids(target: Target, text: str) -> list[int]:
     """
     if target.tokenizer is None:
         raise UserError(f"{target.name} has no tokenizer: give one that reads text")
-    ids = target.tokenizer(text)["input_ids"]
+    ids = _encoded(target, text)
     if not ids:
         raise UserError(f"the prompt {text!r} has no tokens: give at least one")
     return ids
+
+
+def _encoded(target: Target, text: str, **options: Any) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        near = text[max(0, error.start - 10) : error.start]
+        raise UserError(
+            f"a prompt holds what is no character after {near!r}: give UTF-8 text"
+        ) from error
+    return target.tokenizer(text, **options)["input_ids"]
 
 
 def first_turn_ids(

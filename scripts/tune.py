@@ -24,7 +24,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from console import DEVICE_HELP, Dtype, Plugins, app, note, progress, run
+from console import (
+    DEVICE_HELP,
+    ENGINE_HELP,
+    Dtype,
+    Engine,
+    Plugins,
+    app,
+    note,
+    progress,
+    run,
+)
 from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
@@ -64,6 +74,7 @@ class Plan:
     tries: int
     repeats: int
     seed: int
+    overlap: bool
 
     @property
     def ids(self) -> list[list[int]]:
@@ -89,6 +100,10 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Predict for a drafter on a device of its own.")
+    ] = False,
     top: Annotated[int, typer.Option(help="Shapes that the table shows of each load.")] = 5,
     out: Annotated[Path, typer.Option(help="Where tune.json goes.")] = Path("runs/tune"),
     as_json: Annotated[
@@ -104,8 +119,10 @@ def tune(
     for name, value, least in (("depth", depth, 1), ("samples", samples, 1), ("try", tries, 0)):
         if value < least:
             raise UserError(f"{name} is {value}: give {least} or more")
+    if overlap and tries:
+        raise UserError("--overlap predicts and --try measures on this device: leave one out")
     questions = read_prompts(prompts, limit)
-    decider = Target.load(target, dtype=dtype.value, device=device)
+    decider = Target.load(target, dtype=dtype.value, device=device, engine=engine)
     room = decider.shape.max_positions - max(WIDE_SIZES) - (samples + 2) * (depth + 1)
     if max(lengths) > room:
         raise UserError(f"contexts go up to {max(lengths)}: this target has room for {room}")
@@ -121,6 +138,7 @@ def tune(
         tries=tries,
         repeats=repeats,
         seed=seed,
+        overlap=overlap,
     )
     result = {
         "format_version": FORMAT_VERSION,
@@ -134,6 +152,7 @@ def tune(
             "largest": asdict(plan.largest),
             "samples": samples,
             "seed": seed,
+            "overlap": overlap,
         },
         "loads": [load for warp in warps for load in _tuned(plan, warp)],
     }
@@ -194,7 +213,7 @@ def _costs(plan: Plan, warp: Warp, rows: Any) -> CostTable:
 def _load(
     plan: Plan, warp: Warp, table: CostTable, shapes: list[Candidate], load: Load
 ) -> dict[str, Any]:
-    best = ranked(table, shapes, load)
+    best = ranked(table, shapes, load, overlap=plan.overlap)
     first = load.context == plan.contexts[0]  # the prompts have one length: one try a batch size
     return {
         "rows": load.rows,

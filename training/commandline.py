@@ -30,7 +30,7 @@ _GROUPS = {
         "presence_penalty frequency_penalty stop seed user_temperature user_top_p user_min_p "
         "user_tokens"
     ),
-    "Machine": "dtype engine rows repeats warmup threads device contexts samples minutes",
+    "Machine": "dtype engine device weights rows repeats warmup threads contexts samples minutes",
     "Output": "out as_json json color dry_run list _ top show table public",
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.target import Target
+from drafters.untrusted import read_object
 from drafters.whole import left_over, whole_file, write_text
 from training.batches import Document
 from training.states import States
@@ -199,11 +200,11 @@ def _checked(folder: Path, asked: Kind) -> Kind:
             raise UserError(f"features in {folder}: it holds something else, give another folder")
         return asked
     try:
-        found = json.loads(about.read_text(encoding="utf-8"))
+        found = read_object(about)
         version = found.pop("schema_version")
         target, layers = Fingerprint(**found.pop("target")), tuple(found.pop("layers"))
         kind = Kind(target=target, layers=layers, **found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{about}: not readable ({error}): give another folder") from error
     if version != _VERSION:
         raise UserError(f"{about} has schema_version {version}, this code reads {_VERSION}")

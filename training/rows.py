@@ -105,6 +105,8 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             rows = list(enumerate(json.loads(text), start=1))
         except json.JSONDecodeError as error:
             raise UserError(f"{file} line {error.lineno}: not valid JSON ({error.msg})") from error
+        except RecursionError as error:
+            raise UserError(f"{file}: nested too deeply to be chats") from error
     else:
         rows = _parsed_lines(file, text)
     for line, row in rows:
@@ -121,6 +123,8 @@ def _parsed_lines(file: Path, text: str) -> Iterator[tuple[int, Any]]:
             yield line, json.loads(content)
         except json.JSONDecodeError as error:
             raise UserError(f"{file} line {line}: not valid JSON ({error.msg})") from error
+        except RecursionError as error:
+            raise UserError(f"{file} line {line}: nested too deeply to be a chat") from error
 
 
 def _arrow_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

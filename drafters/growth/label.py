@@ -1,6 +1,7 @@
 """Label: what tables and cards call a shape."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 
 def shape_label(growth: str, shape: Mapping[str, object], nodes: int | None = None) -> str:
@@ -18,11 +19,14 @@ def shape_label(growth: str, shape: Mapping[str, object], nodes: int | None = No
     """
     tree = shape.get("tree")
     if tree:
-        paths = tree if isinstance(tree, tuple | list) else ()
-        return f"{growth} tree of {len(paths) if nodes is None else nodes}"
+        return f"{growth} tree of {len(_items(tree)) if nodes is None else nodes}"
     sizes = [_plain(value) for key, value in shape.items() if key not in ("draft", "tree")]
     return f"{growth} {'/'.join(sizes)}".rstrip()
 
 
 def _plain(value: object) -> str:
-    return ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    return ".".join(map(str, _items(value)))
+
+
+def _items(value: object) -> Sequence[object]:
+    return cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from drafters.errors import UserError
-from inference.page import html, tables
+from inference.page import tables
+from inference.page.render import render
 
 FILE = "report.html"
 NO_PLOTS = "report.html and plots need matplotlib: pip install 'specdrafters[report]'"
@@ -36,7 +37,7 @@ def write_page(
         from inference.page import plots  # an extra, and slow to import
 
         drawn = plots.figures(result)
-        page = html.render(result, {n: plots.inline(f, n) for n, f in drawn.items()}, traces)
+        page = render(result, {n: plots.inline(f, n) for n, f in drawn.items()}, traces)
         plots.save(drawn, folder / "plots")
         (folder / FILE).write_text(page, encoding="utf-8")
     except OSError as error:

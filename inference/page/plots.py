@@ -30,8 +30,8 @@ COLOURS = (
 )
 _INK = "#010203"  # replaced by the page's own text colour
 _PHASES = {"draft": COLOURS[1], "build": COLOURS[4], "verify": COLOURS[0], "commit": COLOURS[2]}
-_STYLE = {
-    "font.size": 10.5,
+_STYLE: dict[Any, Any] = {
+    "font.size": 11.5,
     "font.family": "sans-serif",
     "svg.fonttype": "none",
     "axes.spines.top": False,
@@ -42,7 +42,7 @@ _STYLE = {
     "xtick.color": _INK,
     "ytick.color": _INK,
     "legend.frameon": False,
-    "legend.fontsize": 9,
+    "legend.fontsize": 10,
     "text.parse_math": False,  # names of drafters and categories are text, whatever is in them
 }
 
@@ -93,7 +93,7 @@ def _svg(figure: Figure, name: str, *, transparent: bool = False) -> str:
     return buffer.getvalue()
 
 
-def _axes(height: float = 3.3, width: float = 5.2) -> tuple[Figure, Axes]:
+def _axes(height: float = 3.3, width: float = 4.8) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -174,13 +174,13 @@ def _budget(result: Mapping[str, Any], *, speed: bool) -> Figure | None:
         axes.plot(*zip(*inside, strict=True), color=_INK, linewidth=1, linestyle=(0, (1, 2)))
         axes.axhline(limit, color=_INK, linewidth=1)
         text = f"oracle: {limit:.2f} at {best} nodes"
-        axes.annotate(text, (0, limit), (2, 3), textcoords="offset points", fontsize=9)
+        axes.annotate(text, (0, limit), (2, 3), textcoords="offset points", fontsize=10)
         axes.axhline(1, color=_INK, linewidth=0.8, linestyle=":")
         axes.set_ylim(0, limit * 1.12)
     else:
         top = max(p.tau for line in found for p in line.points) * 1.35
         axes.plot([0, most + 1], [1, most + 2], color=_INK, linewidth=1, linestyle=(0, (1, 2)))
-        axes.annotate("oracle", (top - 1, top), (4, -10), textcoords="offset points", fontsize=9)
+        axes.annotate("oracle", (top - 1, top), (4, -10), textcoords="offset points", fontsize=10)
         axes.set_ylim(1, top)
     axes.set_xlim(0, max(most, best if speed else 0) + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -218,9 +218,10 @@ def _verify_cost(result: Mapping[str, Any]) -> Figure | None:
     figure, axes = _axes()
     axes.plot(sizes, sizes, color=_INK, linewidth=1, linestyle=":")
     top = max(costs) * 1.3
-    axes.annotate("n plain steps", (top, top), (8, -8), textcoords="offset points", fontsize=9)
+    axes.annotate("n plain steps", (top, top), (8, -8), textcoords="offset points", fontsize=10)
     axes.plot(sizes, costs, color=COLOURS[0], marker="o", ms=4.5)
     axes.set_ylim(0, top)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("n, tokens in one forward of the target")
     axes.set_ylabel("T(n) / T(1)")
     return figure
@@ -259,7 +260,7 @@ def _categories(result: Mapping[str, Any]) -> Figure | None:
             for one in drafters
         ]
     )
-    figure, axes = _axes(1.9 + 0.36 * len(drafters), max(5.2, 1.8 + 0.62 * len(columns)))
+    figure, axes = _axes(1.9 + 0.36 * len(drafters), max(4.8, 1.8 + 0.62 * len(columns)))
     known = values[~np.isnan(values)]
     reach = max(float(np.abs(known - 1).max()), 0.1) if len(known) else 1.0
     axes.imshow(values, cmap="RdYlGn", vmin=1 - reach, vmax=1 + reach, aspect="auto", alpha=0.75)

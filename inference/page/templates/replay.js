@@ -139,5 +139,9 @@
       if (at("replay-next").disabled) stop(); else step(1);
     }, 900);
   });
+  // Show first the generation whose rounds accept most.
+  const worth = (one) => one.rounds.reduce((sum, r) => sum + drafted(r), 0) / one.rounds.length;
+  at("replay-which").value = data.reduce((best, one, index) =>
+    (worth(one) > worth(data[best]) ? index : best), 0);
   start();
 })();

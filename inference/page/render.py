@@ -1,10 +1,9 @@
-"""Html: one self-contained page; every text in it is escaped."""
+"""Render: one self-contained page of HTML; every text in it is escaped."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from inference.page.curves import oracle
 from inference.page.labels import drafter_names, full_names, interval, number, percent, shapes
@@ -49,8 +48,7 @@ def render(
     nodes, ceiling = max(oracle(result), key=lambda point: point[1])
     rows = _rows(result)
     speeds = [(one["speedup"], place) for place, one in enumerate(drafters) if one["speedup"]]
-    # SVG from matplotlib, which escapes texts, and our own files: the only markup taken as it is
-    plots = [(Markup(drawn[name]), text) for name, text in _CAPTIONS.items() if name in drawn]
+    plots = [(drawn[name], text) for name, text in _CAPTIONS.items() if name in drawn]
     return environment.get_template("report.html.jinja").render(
         result=result,
         rows=rows,
@@ -62,8 +60,8 @@ def render(
         facts=_facts(result),
         number=number,
         percent=percent,
-        style=Markup(source.get_source(environment, "style.css")[0]),
-        script=Markup(source.get_source(environment, "replay.js")[0]),
+        style=source.get_source(environment, "style.css")[0],
+        script=source.get_source(environment, "replay.js")[0],
     )
 
 
