@@ -5,7 +5,7 @@ SHELL := bash
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-quick test check mutants chaos lint types fast bench bench-methods fmt clean
+.PHONY: help setup demo demo-quick test check engines mutants chaos lint types fast bench bench-methods fmt clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -30,6 +30,9 @@ test: setup ## every test; those that need a GPU are skipped without one
 
 check: setup ## lint, types and the fast tests, side by side (about 3 minutes)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types fast lint
+
+engines: setup ## build vLLM's CPU build and llama.cpp beside the cached target, to serve exports in (about 12 minutes)
+	@bash scripts/engines.sh "$${DRAFTERS_CACHE:-$$HOME/.cache/drafters}/engines"
 
 mutants: setup ## mutate what the exact tests prove (hours; MUTANTS='drafters.laws*' for one file)
 	$(PY) -m mutmut run $(MUTANTS)

@@ -117,10 +117,11 @@ def check_target(stored: StoredDrafter, target: Target) -> None:
     if found is None:
         return
     field, theirs, ours = found
-    if field == "weights" and made_for.same_model(here):
+    if field in ("weights", "quantisation") and made_for.same_model(here):
+        how = f"quantised ({here.quantisation})" if here.quantisation else "another conversion"
         warnings.warn(
-            f"{stored.folder} was made for {made_for.name}; {target.name} is another conversion of "
-            "the same model, so acceptance may differ a little",
+            f"{stored.folder} was made for {made_for.name}; {target.name} is {how} of the same "
+            "model, so acceptance may differ a little",
             stacklevel=3,
         )
         return

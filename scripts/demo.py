@@ -34,7 +34,7 @@ from drafters.settings import configs_dir, find_config, load
 from drafters.whole import write_text
 from inference import report
 
-cli = app("Fetch the target, train drafters on chats it wrote, measure what they are worth.")
+cli = app(__doc__ or "")
 
 ROOT = Path(__file__).parent.parent
 _WIDTH = 120  # of the table where stdout is no terminal

@@ -61,8 +61,12 @@ class Kind:
     @property
     def token_bytes(self) -> int:
         """Return the bytes that one token takes."""
-        states = (len(self.layers) + 1) * self.width * getattr(torch, self.dtype).itemsize
-        return states + _SUMMARY_BYTES
+        return token_bytes(len(self.layers), self.width, self.dtype)
+
+
+def token_bytes(layers: int, width: int, dtype: str) -> int:
+    """Return the bytes that one token takes, of so many tapped layers."""
+    return (layers + 1) * width * getattr(torch, dtype).itemsize + _SUMMARY_BYTES
 
 
 class FeatureStore:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from drafters.errors import UserError
+from drafters.settings import own
 from drafters.untrusted import read_object
 from training.dialects import SHAPES, messages_of, tools_of
 from training.messages import Refused
@@ -80,7 +81,7 @@ def template_options_of(path: str | Path) -> dict[str, Any] | None:
 def _made_by(path: str | Path) -> dict[str, Any]:
     if str(path).startswith(HUB):
         return {}
-    folder = Path(path)
+    folder = own(path)
     manifest = (folder if folder.is_dir() else folder.parent) / MANIFEST
     try:
         settings = read_object(manifest).get("settings")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from drafters.errors import UserError
+from drafters.settings import own
 
 HUB = "hub:"
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json")
@@ -37,7 +38,7 @@ def read_rows(path: str, split: str = "train") -> Iterator[Row]:
     if path.startswith(HUB):
         yield from _dataset_rows(path, _from_hub(path.removeprefix(HUB), split))
         return
-    place = Path(path)
+    place = own(path)
     if any((place / name).exists() for name in (_SAVED, "dataset_dict.json")):
         yield from _dataset_rows(path, _from_disk(place, split))
         return

@@ -92,12 +92,19 @@ class Tally:
             for key, value in meta[name].items():
                 getattr(self, name)[key] += value
 
-    def next_size(self, goal: Goal, most: int) -> int:
-        """Return how many chats the next shard should hold: 0 if the goal is reached."""
+    def next_size(self, goal: Goal, most: int, longest: int) -> int:
+        """Return how many chats the next shard should hold: 0 if the goal is reached.
+
+        Args:
+            goal: of the run.
+            most: chats of a shard.
+            longest: tokens that the answers of a chat can have: so many chats it takes at least.
+        """
         wanted = [most]
         if goal.size is not None:
             wanted.append(goal.size - self.made)
-        for have, need in ((self.supervised, goal.tokens), (self.kept, goal.chats)):
+        counts = ((self.supervised, goal.tokens, longest), (self.kept, goal.chats, 1))
+        for have, need, each in counts:
             if need is None:
                 continue
             if have >= need:
@@ -105,6 +112,8 @@ class Tally:
             if have:
                 # some more than it takes on average, so that the last shard is the last
                 wanted.append(int((need - have) * self.made / have * 1.1) + 4)
+            else:
+                wanted.append(-(-need // each))
         return min(wanted)
 
 

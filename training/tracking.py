@@ -3,12 +3,14 @@
 Fixed names. Held-out chats: `loss` (nats a prediction), `agreement/D` (most likely token equals the
 target's), `overlap/D` (sum of min(p, q) at temperature 1), teacher-forced. The engine on held-out
 prompts: `tau`, `alpha/D` (accepted / attempted at depth D). Training: `train/loss`,
-`train/agreement/D`, `learning_rate`, `tokens_per_second`, `skipped_steps`, `epoch`.
+`train/agreement/D`, `learning_rate`, `tokens_per_second`, `skipped_steps`, `epoch`. Tables:
+`samples` (texts, accepted drafts in brackets) at every evaluation, `benchmark` at the end where it
+is asked for.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,29 @@ def start(
     if "wandb" in settings.trackers:
         options["wandb"] = {"dir": str(output), "name": output.name, "mode": _wandb_mode()}
     accelerator.init_trackers(settings.project, _flat(values), options)
+
+
+def log_table(
+    accelerator: Accelerator,
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    step: int,
+) -> None:
+    """Send a table to every tracker in the form that it shows: a table, Markdown or a list."""
+    for tracker in accelerator.trackers:
+        if tracker.name == "wandb":
+            tracker.log_table(name, columns=[*columns], data=[[*row] for row in rows], step=step)
+        elif tracker.name == "jsonl":
+            tracker.log({name: [dict(zip(columns, row, strict=True)) for row in rows]}, step=step)
+        else:
+            tracker.log({name: _markdown(columns, rows)}, step=step)
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _wandb_mode() -> str:

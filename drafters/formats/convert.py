@@ -128,7 +128,8 @@ def read_ours(folder: Path, target: Target | None) -> Ours:
     drafter = load_drafter(folder, target)
     assert isinstance(drafter, NeuralDrafter)
     shape = TargetShape(**config["shape"])
-    tensors = load_file(folder / WEIGHTS)  # in the dtypes they are stored in
+    stored = load_file(folder / WEIGHTS)  # in the dtypes they are stored in
+    tensors = drafter.completed(stored, target)
     return Ours(drafter.name, drafter.options(), shape, tensors, config["target"])
 
 

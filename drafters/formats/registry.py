@@ -5,6 +5,7 @@ from pathlib import Path
 
 from drafters.errors import UserError
 from drafters.formats import (
+    block_drafts,
     causal_lm,
     eagle3_flat,
     eagle3_speculators,
@@ -21,6 +22,7 @@ DIALECTS: tuple[Dialect, ...] = (
     *medusa_heads.DIALECTS,
     medusa_vllm.DIALECT,
     *causal_lm.DIALECTS,
+    *block_drafts.DIALECTS,
     gguf_file.DIALECT,
 )
 
