@@ -15,6 +15,11 @@ from drafters.errors import UserError
 from drafters.int8 import quantisation
 from drafters.selftest import check_kind
 
+_GIVE = (
+    "give a folder in Hugging Face format (config.json, safetensors, tokenizer) or the id of one "
+    "on the hub"
+)
+
 
 def load_config(path: str | Path, role: str, *, trust_remote_code: bool = False) -> Any:
     """Return a text config.
@@ -98,11 +103,14 @@ def _quantised(role: str, path: str | Path, method: str) -> Iterator[None]:
 
 @contextmanager
 def _said(role: str, path: str | Path) -> Iterator[None]:
+    place = Path(path)
+    named_place = place.is_absolute() or str(path).startswith(".") or len(place.parts) > 2
+    if not str(path) or (not place.is_dir() and (place.exists() or named_place)):
+        raise UserError(f"{role} {str(path)!r}: no such folder; {_GIVE}")
     try:
         yield
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{role} {path}: {reason}; give a folder in Hugging Face format "
-            "(config.json, safetensors, tokenizer) or the id of one on the hub"
-        ) from error
+    except UserError:
+        raise
+    except Exception as error:  # whatever transformers makes of somebody's files
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"{role} {path}: {reason}; {_GIVE}") from error

@@ -109,8 +109,14 @@ class CostTable:
         """Return the seconds of a plain round."""
         return self.forward(1, load) + between(self.overhead, (load.rows, load.context))
 
-    def round(self, drafter: str, shape: Shape, load: Load) -> float:
+    def round(self, drafter: str, shape: Shape, load: Load, ready: float = 0.0) -> float:
         """Return the seconds of a round in which this drafter drafts; a plain one's at least.
+
+        Args:
+            drafter: its key.
+            shape: that it drafts in.
+            load: rows and context.
+            ready: see `overlapped`; above 0 where the drafter has a device of its own.
 
         Raises:
             KeyError: if the drafter was not measured.
@@ -119,7 +125,8 @@ class CostTable:
             return self.plain(load)
         costs, where = self.drafters[drafter], (shape.width, load.rows, load.context)
         draft = between(costs.first, where) + between(costs.level, where) * (shape.levels - 1)
-        whole = draft + self.forward(shape.nodes + 1, load) + between(costs.overhead, where)
+        both = overlapped(draft, self.forward(shape.nodes + 1, load), ready)
+        whole = both + between(costs.overhead, where)
         return max(whole, self.plain(load))
 
     def prices(self, drafter: str, width: int, load: Load) -> Prices:
@@ -173,6 +180,24 @@ def between(grid: Grid, at: Sequence[float]) -> float:
     for x, group in groupby(sorted(grid.items()), key=lambda entry: entry[0][0]):
         points.append((x, between({key[1:]: y for key, y in group}, at[1:])))
     return line(tuple(points), at[0])
+
+
+def overlapped(draft: float, verify: float, ready: float) -> float:
+    """Return the time of drafting and verifying where both may run at once.
+
+    While the target verifies, a drafter on a device of its own goes on as if everything will be
+    accepted and its next guess is the bonus. If so its next drafts are made already, for as long as
+    the target took; if not they are made anew.
+
+    Args:
+        draft: time of drafting.
+        verify: time of verifying.
+        ready: how often the guess is right: survival at the depth behind the chain's last.
+
+    >>> overlapped(2.0, 3.0, 0.5), overlapped(2.0, 3.0, 0.0)
+    (4.0, 5.0)
+    """
+    return draft + verify - ready * min(draft, verify)
 
 
 def fit_levels(seconds: Mapping[int, float]) -> tuple[float, float]:

@@ -1,14 +1,10 @@
 """Forecast: from acceptance and costs to speed-ups. Pure functions; docs/metrics.md defines them.
 
-alpha at depth d is conditional: the share of rounds that accept depth d among those that judge it.
-The product over depths is survival, and tau = 1 + its sum; a formula with one alpha for all depths
+tau is 1 + the sum of survival (inference/conversions.py); a formula with one alpha for all depths
 holds only where it does not depend on the depth.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 
 from inference.costs import CostTable, Load, Shape
 
@@ -47,27 +43,9 @@ def cost_ratio(draft_seconds: float, depth: int, step_seconds: float) -> float:
     return draft_seconds / depth / step_seconds
 
 
-def survival(alpha: Sequence[float]) -> list[float]:
-    """Return P(depth d is accepted) for d = 1, 2, ... of conditional acceptance.
-
-    >>> survival([0.5, 0.5, 1.0])
-    [0.5, 0.25, 0.25]
-    """
-    return list(accumulate(alpha, mul))
-
-
-def chain_tau(alpha: Sequence[float], gamma: int) -> float:
-    """Return emitted tokens a round of a chain of gamma; depths without an alpha accept nothing.
-
-    With one alpha everywhere this is (1 - alpha^(gamma+1)) / (1 - alpha): Leviathan et al. 2023.
-
-    >>> chain_tau([0.5, 0.5, 0.5], 2)
-    1.75
-    """
-    return 1 + sum(survival(alpha)[:gamma])
-
-
-def forecast(table: CostTable, drafter: str, shape: Shape, tau: float, load: Load) -> float:
+def forecast(
+    table: CostTable, drafter: str, shape: Shape, tau: float, load: Load, ready: float = 0.0
+) -> float:
     """Return the speed-up over plain decoding that acceptance and stored costs predict.
 
     Args:
@@ -76,10 +54,11 @@ def forecast(table: CostTable, drafter: str, shape: Shape, tau: float, load: Loa
         shape: levels, nodes and width that it drafts.
         tau: emitted tokens a round, from acceptance.
         load: rows and context.
+        ready: see inference.costs.overlapped.
 
     Raises:
         KeyError: if the drafter was not measured.
 
     Source: tau * T_plain / T_round; one alpha and T(n) = T(1) give Leviathan et al. 2023, Thm 3.8.
     """
-    return tau * table.plain(load) / table.round(drafter, shape, load)
+    return tau * table.plain(load) / table.round(drafter, shape, load, ready)

@@ -7,6 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from drafters.growth.label import shape_label
 from inference.spec import Spec
 
 FILE = "tune.json"
@@ -79,7 +80,7 @@ def _add_load(found: Table, load: Mapping[str, Any], top: int) -> None:
         tried = measured.get(spec, {})
         found.add_row(
             *(where if first else ("", "", "")),
-            *_labels(spec),
+            *labels(spec),
             _number(tau),
             _number(value),
             _number(tried.get("measured")),
@@ -88,16 +89,14 @@ def _add_load(found: Table, load: Mapping[str, Any], top: int) -> None:
         )
 
 
-def _labels(text: str) -> tuple[str, str]:
+def labels(text: str) -> tuple[str, str]:
     """Return a drafter's name (the end of its folder's) with its options, and its shape."""
     spec = Spec.parse(text)
     name = "/".join(Path(spec.drafter).parts[-2:])
     options = [f"{key}={value}" for key, value in spec.options.items()]
     given = spec.growth_options
-    sizes = "/".join(str(value) for key, value in given.items() if key != "draft")
-    return " ".join(
-        [name, *options]
-    ), f"{spec.growth_name} {sizes} {given.get('draft', '')}".strip()
+    shape = shape_label(spec.growth_name, given)
+    return " ".join([name, *options]), f"{shape} {given.get('draft', '')}".strip()
 
 
 def _number(value: float | None) -> str:

@@ -57,12 +57,14 @@ class Candidate:
         key: of its costs.
         shape: levels, nodes drafted in the mean, width.
         tau: emitted tokens a round.
+        ready: how often all is accepted and the next guess is the bonus; 0: not known.
     """
 
     spec: str
     key: str
     shape: Shape
     tau: float
+    ready: float = 0.0
 
 
 @dataclass
@@ -82,6 +84,11 @@ class ChainTrace:
     def tau(self, gamma: int) -> float:
         """Return emitted tokens a round of a chain of gamma."""
         return 1 + sum(acceptance(self.rounds).survival_by_depth[:gamma])
+
+    def ready(self, gamma: int) -> float:
+        """Return how often a chain of gamma and one more guess are right; 0 for the longest."""
+        deeper = acceptance(self.rounds).survival_by_depth[gamma : gamma + 1]
+        return deeper[0] if deeper else 0.0
 
     def drafted(self, gamma: int) -> float:
         """Return the nodes that it would draft in the mean; a look-up may find fewer."""
@@ -160,7 +167,7 @@ def candidates(
         for gamma in range(1, chain.gamma + 1):
             text = named(spec, f"growth=chain,gamma={gamma}" + ",draft=sampled" * drawn)
             shape = Shape(gamma, trace.drafted(gamma))
-            found.append(Candidate(text, key, shape, trace.tau(gamma)))
+            found.append(Candidate(text, key, shape, trace.tau(gamma), trace.ready(gamma)))
     for tree in largest.trees():
         trace = TreeTrace()
         _decode(target, drafter, prompts, tree, sampling, trace)
@@ -219,8 +226,17 @@ def probes(drafter: Drafter, largest: Largest, warp: Warp) -> list[Probe]:
 
 
 def ranked(
-    table: CostTable, shapes: Sequence[Candidate], load: Load
+    table: CostTable, shapes: Sequence[Candidate], load: Load, *, overlap: bool = False
 ) -> list[tuple[Candidate, float]]:
-    """Return candidates with the speed-up that they should bring, the best first."""
-    values = [forecast(table, c.key, c.shape, c.tau, load) for c in shapes]
+    """Return candidates with the speed-up that they should bring, the best first.
+
+    Args:
+        table: of costs.
+        shapes: from `candidates`.
+        load: rows and context.
+        overlap: whether the drafter is to have a device of its own, as fast as this one.
+    """
+    values = [
+        forecast(table, c.key, c.shape, c.tau, load, c.ready if overlap else 0.0) for c in shapes
+    ]
     return sorted(zip(shapes, values, strict=True), key=lambda pair: -pair[1])

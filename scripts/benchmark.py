@@ -1,4 +1,4 @@
-"""Measure drafters against plain decoding on the same prompts, in turns.
+r"""Measure drafters against plain decoding on the same prompts, in turns.
 
     T=$(python scripts/fetch_target.py)
     python scripts/benchmark.py --target $T --prompts configs/prompts/demo.jsonl --limit 4 \
@@ -7,7 +7,8 @@
         --drafter runs/demo/eagle/best:growth=chain,gamma=3 \
         --drafter runs/demo/eagle/best:growth=dynamic,nodes=8,width=3,depth=4 --peer hf
 
-Writes OUT/benchmark.json and prints its table; docs/metrics.md defines every figure. Exit code 1
+Prints a table and writes OUT/benchmark.json, report.html (with the extra `report`), plots, tables
+and traces; docs/reports.md says what they hold, docs/metrics.md defines every figure. Exit code 1
 if an output differs or plain decoding was too slow to be compared with.
 """
 
@@ -26,8 +27,10 @@ from console import (
     WEIGHTS_HELP,
     Dtype,
     Engine,
+    Plugins,
     Weights,
     app,
+    command_line,
     note,
     progress,
     run,
@@ -35,14 +38,16 @@ from console import (
 from drafters.registry import methods
 from drafters.sampling import Warp
 from drafters.target import Target
-from inference import report
+from inference import category_matrix, report
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
+from inference.page import NO_PLOTS, write_page
 from inference.peers import Peer
 from inference.prompts import Prompt, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
+from inference.traces import read_traces, write_traces
 
-cli = app("Measure drafters against plain decoding on the same prompts, in turns.")
+cli = app(__doc__ or "")
 
 _WIDTH = 120  # of the table where stdout is no terminal
 
@@ -56,7 +61,7 @@ def _list(wanted: bool) -> None:
 @cli.command()
 def benchmark(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="D:growth=chain,gamma=4 or A+B:...; several. verify=typical is LOSSY."),
@@ -79,7 +84,10 @@ def benchmark(
         list[str] | None,
         typer.Option(help="Other decoding in the same turns: hf, hf-lookup, hf-assistant=FOLDER."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where benchmark.json goes.")] = Path("runs/benchmark"),
+    out: Annotated[Path, typer.Option(help="Where files go.")] = Path("runs/benchmark"),
+    page: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write report.html, plots and tables too.")
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print benchmark.json instead of the table.")
     ] = False,
@@ -87,6 +95,7 @@ def benchmark(
         bool,
         typer.Option("--list", callback=_list, is_eager=True, help="Print the drafters' names."),
     ] = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Measure drafters against plain decoding on the same prompts, in turns."""
     specs = [Spec.parse(text) for text in drafter or []]
@@ -96,17 +105,21 @@ def benchmark(
     decider = Target.load(target, dtype=dtype.value, engine=engine, device=device, weights=weights)
     peers = [Peer.parse(text, decider.dtype) for text in peer or []]
     measured = _measure(decider, contenders(decider, specs), questions, settings, peers)
-    result = summarise(measured, str(prompts))
+    result = {**summarise(measured, str(prompts)), "command": command_line()}
     path = report.write(result, out)
+    traces = write_traces(measured, out)
     if as_json:
         print(json.dumps(result))
     else:
         console = Console()
         console.width = console.width if console.is_terminal else _WIDTH
-        console.print(report.table(result))
+        console.print(report.table(result), *category_matrix.tables(result))
         if peers:
             console.print(report.peers_table(result))
     note(f"wrote {path}")
+    if page:
+        shown = write_page(result, read_traces(out), out)
+        note(f"wrote {shown}, {traces.name}, plots and tables beside it" if shown else NO_PLOTS)
     for failure in result["failures"]:
         note(f"failed: {failure}")
     return 1 if result["failures"] else 0

@@ -1,4 +1,4 @@
-"""Answer one prompt with a target and a drafter; the text streams as it is decoded.
+r"""Answer one prompt with a target and a drafter; the text streams as it is decoded.
 
     T=$(python scripts/fetch_target.py)
     python scripts/generate.py --target $T --prompt "What is a tree?"
@@ -18,7 +18,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from console import DEVICE_HELP, ENGINE_HELP, WEIGHTS_HELP, Dtype, Engine, Weights, app, note, run
+from console import (
+    DEVICE_HELP,
+    ENGINE_HELP,
+    WEIGHTS_HELP,
+    Dtype,
+    Engine,
+    Plugins,
+    Weights,
+    app,
+    note,
+    run,
+)
 from drafters.base import Commit
 from drafters.errors import UserError
 from drafters.rules import Rules
@@ -33,7 +44,7 @@ from inference.spec import Spec
 
 SHIPPED = "ngram+{}:growth=dynamic,nodes=4,width=2,depth=4"
 
-cli = app("Answer one prompt with a target and a drafter.")
+cli = app(__doc__ or "")
 
 
 @cli.command()
@@ -68,6 +79,7 @@ def generate(
     weights: Annotated[Weights | None, typer.Option(help=WEIGHTS_HELP)] = None,
     color: Annotated[bool, typer.Option("--color", help="Mark accepted drafts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    _plugin: Plugins = None,
 ) -> None:
     """Answer one prompt with a target and a drafter; the text streams as it is decoded."""
     if as_json and color:

@@ -1,4 +1,4 @@
-"""Let a target write the chats that drafters learn from: Parquet with the very ids it generated.
+r"""Let a target write the chats that drafters learn from: Parquet with the very ids it generated.
 
     T=$(python scripts/fetch_target.py)
     python scripts/make_chats.py --target $T --out runs/chats --tokens 300000 \
@@ -40,7 +40,7 @@ from training.sources import Source, given_prompts, given_texts, self_chat
 
 FEATURES = "features"  # folder beside the chats
 
-cli = app("Let a target write the chats that drafters learn from.")
+cli = app(__doc__ or "")
 
 
 @cli.command(epilog=" ".join(f"{name}: {rule}." for name, rule in RULES.items()))

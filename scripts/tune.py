@@ -1,4 +1,4 @@
-"""Find the shape that a drafter should draft in on this machine, from measured costs.
+r"""Find the shape that a drafter should draft in on this machine, from measured costs.
 
     T=$(python scripts/fetch_target.py)
     python scripts/tune.py --target $T --prompts configs/prompts/demo.jsonl --limit 4 \
@@ -24,7 +24,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from console import DEVICE_HELP, Dtype, app, note, progress, run
+from console import (
+    DEVICE_HELP,
+    ENGINE_HELP,
+    Dtype,
+    Engine,
+    Plugins,
+    app,
+    note,
+    progress,
+    run,
+)
 from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
@@ -43,7 +53,7 @@ from inference.spec import Spec
 from inference.summary import summarise
 from inference.tuning import Candidate, Largest, candidates, named, probes, ranked
 
-cli = app("Find the shape that a drafter should draft in on this machine, from measured costs.")
+cli = app(__doc__ or "")
 
 FORMAT_VERSION = 1
 _WIDTH = 120  # of the table where stdout is no terminal
@@ -64,6 +74,7 @@ class Plan:
     tries: int
     repeats: int
     seed: int
+    overlap: bool
 
     @property
     def ids(self) -> list[list[int]]:
@@ -74,7 +85,7 @@ class Plan:
 @cli.command()
 def tune(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: question_id, category, turns.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[list[str], typer.Option(help="Folder or name; its shape is not used.")],
     limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,
@@ -89,11 +100,16 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Predict for a drafter on a device of its own.")
+    ] = False,
     top: Annotated[int, typer.Option(help="Shapes that the table shows of each load.")] = 5,
     out: Annotated[Path, typer.Option(help="Where tune.json goes.")] = Path("runs/tune"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print tune.json instead of the table.")
     ] = False,
+    _plugin: Plugins = None,
 ) -> None:
     """Find the shape that a drafter should draft in on this machine, from measured costs."""
     specs = [Spec.parse(text) for text in drafter]
@@ -103,8 +119,10 @@ def tune(
     for name, value, least in (("depth", depth, 1), ("samples", samples, 1), ("try", tries, 0)):
         if value < least:
             raise UserError(f"{name} is {value}: give {least} or more")
+    if overlap and tries:
+        raise UserError("--overlap predicts and --try measures on this device: leave one out")
     questions = read_prompts(prompts, limit)
-    decider = Target.load(target, dtype=dtype.value, device=device)
+    decider = Target.load(target, dtype=dtype.value, device=device, engine=engine)
     room = decider.shape.max_positions - max(WIDE_SIZES) - (samples + 2) * (depth + 1)
     if max(lengths) > room:
         raise UserError(f"contexts go up to {max(lengths)}: this target has room for {room}")
@@ -120,6 +138,7 @@ def tune(
         tries=tries,
         repeats=repeats,
         seed=seed,
+        overlap=overlap,
     )
     result = {
         "format_version": FORMAT_VERSION,
@@ -133,6 +152,7 @@ def tune(
             "largest": asdict(plan.largest),
             "samples": samples,
             "seed": seed,
+            "overlap": overlap,
         },
         "loads": [load for warp in warps for load in _tuned(plan, warp)],
     }
@@ -193,7 +213,7 @@ def _costs(plan: Plan, warp: Warp, rows: Any) -> CostTable:
 def _load(
     plan: Plan, warp: Warp, table: CostTable, shapes: list[Candidate], load: Load
 ) -> dict[str, Any]:
-    best = ranked(table, shapes, load)
+    best = ranked(table, shapes, load, overlap=plan.overlap)
     first = load.context == plan.contexts[0]  # the prompts have one length: one try a batch size
     return {
         "rows": load.rows,

@@ -8,7 +8,7 @@ from training.features import Lesson, bytes_kept
 from training.options import seconds
 from training.parts import Parts
 
-_A_PARAMETER = 16  # bytes in float32: weight, gradient and AdamW's two moments
+PARAMETER_BYTES = 16  # bytes in float32: weight, gradient and AdamW's two moments
 
 
 def estimate(parts: Parts) -> list[str]:
@@ -34,10 +34,10 @@ def _memory(parts: Parts) -> str:
     ids = objective.drafter.ids
     width = objective.target.shape.vocab_size if ids is None else len(ids)
     logits = min(batch.ids.numel() * width * 4, parts.settings.loss.keep_logits_mb * 2**20)
-    total = weights + trained * _A_PARAMETER + kept + logits
+    total = weights + trained * PARAMETER_BYTES + kept + logits
     return (
         f"memory from below: {_mib(total)} (target {_mib(weights)}, drafter with gradients and "
-        f"moments {_mib(trained * _A_PARAMETER)}, features kept {_mib(kept)}, logits of a depth "
+        f"moments {_mib(trained * PARAMETER_BYTES)}, features kept {_mib(kept)}, logits of a depth "
         f"{_mib(logits)})"
     )
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from drafters.base import Batch, Features
 from drafters.errors import UserError
 from drafters.losses import LossSettings
+from drafters.shape import TargetShape
 from drafters.target import Target
 from drafters.teacher import Summary, summarise
 from training.batches import documents, pad
@@ -217,19 +218,23 @@ def check_batch_fits(
         UserError: says how much the largest batch needs and what to lower.
     """
     free = psutil.virtual_memory().available if free is None else free
-    shape = target.shape
-    wide = _FLOATS_A_TOKEN * shape.hidden_size + 3 * shape.intermediate_size
-    needed = 0
-    for group in groups:
-        length = max(lengths[i] for i in group)
-        states = len(group) * length * (wide + length)
-        logits = min(loss.chunk, len(group) * length) * shape.vocab_size * 2
-        needed = max(needed, (states + logits) * target.dtype.itemsize)
+    sizes = [(len(group), max(lengths[i] for i in group)) for group in groups]
+    size = target.dtype.itemsize
+    needed = max(
+        (forward_values(*one, target.shape, loss.chunk) * size for one in sizes), default=0
+    )
     if needed > free:
         raise UserError(
             f"a batch needs about {_gb(needed)} of memory and {_gb(free)} are free: lower "
             "data.batch_tokens, data.max_length or loss.chunk"
         )
+
+
+def forward_values(rows: int, length: int, shape: TargetShape, chunk: int) -> int:
+    """Return the values that a target's forward holds beside its weights, from below."""
+    wide = _FLOATS_A_TOKEN * shape.hidden_size + 3 * shape.intermediate_size
+    logits = min(chunk, rows * length) * shape.vocab_size * 2
+    return rows * length * (wide + length) + logits
 
 
 def _widened(lesson: Lesson) -> Lesson:

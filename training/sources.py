@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from drafters.errors import UserError
+from drafters.settings import own
 from inference.prompts import read_prompts
 
 SELF_CHAT, PROMPTS, TEXTS = "self-chat", "prompts", "texts"
@@ -94,6 +95,11 @@ def given_prompts(path: Path) -> Source:
         if prompt.question_id in names:
             raise UserError(f"{path}: question_id {prompt.question_id} comes twice: name each once")
         names.add(prompt.question_id)
+        if prompt.system:
+            raise UserError(
+                f"{path}: question_id {prompt.question_id} has a system message: give prompts "
+                "without, the target answers none here"
+            )
     starts = [Start(p.question_id, p.category, given=p.turns) for p in prompts]
     return Source(PROMPTS, tuple(starts))
 
@@ -112,7 +118,7 @@ def given_texts(path: Path) -> Source:
 
 def _lines(path: Path, what: str) -> Sequence[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = own(path).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): give a text file") from error
     except OSError as error:

@@ -34,7 +34,7 @@ from drafters.linear import FrozenLinear
 from drafters.packed import PackedLayer
 from drafters.recurrent import RecurrentSession
 from drafters.reduced import ReducedDrafter
-from drafters.registry import register
+from drafters.registry import also_called, register
 from drafters.session import CachedSession
 from drafters.shape import TargetShape
 from drafters.target import Target
@@ -123,6 +123,7 @@ class EagleParts:
         return self.head(state if self.norm_output else self.norm(state))
 
 
+@also_called("eagle3")
 @register
 class EagleDrafter(ReducedDrafter[EagleOptions]):
     """EAGLE-3 for one target.

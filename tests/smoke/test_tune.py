@@ -94,6 +94,8 @@ def test_loads_shapes_and_json(folder: Path, prompts: Path) -> None:
         (["--rows", "0"], "error: rows is 0: give whole numbers of 1 or more"),
         (["--rows", "2,2"], "error: rows is 2,2: a number is given twice"),
         (["--temperatures", "-1"], "error: temperature is -1.0: give 0 (greedy) or more"),
+        (["--overlap", "--try", "1"], "error: --overlap predicts and --try measures on this"),
+        (["--engine", "fsat"], "error: Invalid value for '--engine'"),
         (["--depth", "0"], "error: depth is 0: give 1 or more"),
         (["--contexts", "9000"], "error: contexts go up to 9000: this target has room for"),
         (["--depth", "7"], "error: max_new_tokens is 8 and depth 7: give 9 tokens or more"),

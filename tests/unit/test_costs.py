@@ -10,9 +10,10 @@ from drafters.errors import UserError
 from drafters.growth import Chain, CostAware, Dynamic, Prices
 from drafters.registry import build_drafter
 from drafters.sampling import Warp
+from inference.conversions import chain_tau, survival
 from inference.cost_store import CostStore, cost_key
 from inference.costs import CostTable, DraftCosts, Load, Shape, between, fit_levels
-from inference.forecast import chain_tau, forecast, survival
+from inference.forecast import forecast
 from tests.tiny import tiny_target
 
 # seconds in eighths, so that every figure is exact: T(1) = 4, T(5) = 4, T(9) = 6; half for the rest

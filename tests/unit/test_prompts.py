@@ -1,7 +1,10 @@
 """Prompt sets: what is read, what is refused and with which line number."""
 
+import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from drafters import Target
@@ -33,15 +36,63 @@ def test_a_set_is_read_in_order_and_up_to_the_limit(tmp_path: Path) -> None:
     assert read_prompts(path, limit=1) == [Prompt("81", "writing", ("Hi", "And?"))]
 
 
+SPEED_BENCH = {
+    "question_id": "c0ffee",
+    "category": "coding",
+    "sub_category": "debugging",
+    "turns": ["Hi", "And?"],
+    "source": "a data set",
+    "src_id": "7",
+    "difficulty": None,
+    "multiturn": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt"),
+    [
+        (GOOD, Prompt("81", "writing", ("Hi", "And?"))),
+        (json.dumps(SPEED_BENCH), Prompt("c0ffee", "coding", ("Hi", "And?"))),
+        ('{"prompt": "Hi"}', Prompt("1", "set", ("Hi",))),
+        (
+            '{"prompt_id": 3, "category": "code", "prompt": ["Hi", "And?"], "reference": []}',
+            Prompt("3", "code", ("Hi", "And?")),
+        ),
+        (
+            '{"messages": [{"role": "system", "content": "Be brief."}, '
+            '{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, '
+            '{"role": "user", "content": "And?"}]}',
+            Prompt("1", "set", ("Hi", "And?"), "Be brief."),
+        ),
+    ],
+)
+def test_forms_that_people_have(tmp_path: Path, line: str, prompt: Prompt) -> None:
+    assert read_prompts(file(tmp_path, line)) == [prompt]
+
+
+def test_parquet_is_read_as_lines_are(tmp_path: Path) -> None:
+    path = tmp_path / "test.parquet"
+    rows = [SPEED_BENCH, {**SPEED_BENCH, "question_id": None, "category": None}]
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    found = [Prompt("c0ffee", "coding", ("Hi", "And?")), Prompt("2", "test", ("Hi", "And?"))]
+    assert read_prompts(path) == found
+    assert read_prompts(path, limit=1) == found[:1]
+    path.write_text(GOOD)
+    with pytest.raises(UserError, match=r"test\.parquet is no Parquet"):
+        read_prompts(path)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{", "line 3: not JSON"),
         ("[" * 100_000, "line 3: not JSON"),
         ("[1]", "line 3: holds list, not an object"),
-        ('{"category": "a", "turns": ["x"]}', "line 3: has no 'question_id'"),
-        ('{"question_id": 1, "turns": ["x"]}', "line 3: has no 'category'"),
-        ('{"question_id": 1, "category": "a"}', "line 3: has no 'turns'"),
+        ('{"category": "a"}', "line 3: has no 'turns', 'prompt' or 'messages'"),
+        ('{"prompt": 3}', "line 3: turns is 3"),
+        ('{"messages": "Hi"}', "line 3: messages are 'Hi'"),
+        ('{"messages": [{"role": "user", "content": ["Hi"]}]}', "line 3: messages are "),
+        ('{"messages": [{"role": "assistant", "content": "Hi"}]}', r"line 3: turns is \[\]"),
         ('{"question_id": 1.5, "category": "a", "turns": ["x"]}', "line 3: question_id is 1.5"),
         ('{"question_id": true, "category": "a", "turns": ["x"]}', "line 3: question_id is True"),
         ('{"question_id": 1, "category": 2, "turns": ["x"]}', "line 3: category is 2"),
@@ -78,15 +129,18 @@ def test_the_first_turn_goes_through_the_template_once() -> None:
     assert [i for i in found[0] if i < 3] == [1, 2, 1]
     system = {"role": "system", "content": "Be brief."}
     messages = [system, {"role": "user", "content": "Hi"}]
-    assert chat.tokenizer.decode(chat_ids(chat, messages)) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n" + text
-    )
+    whole = "<|im_start|>system\nBe brief.<|im_end|>\n" + text
+    assert chat.tokenizer.decode(chat_ids(chat, messages)) == whole
+    asked = [Prompt("1", "a", ("Hi", "later"), "Be brief.")]
+    assert chat.tokenizer.decode(first_turn_ids(chat, asked)[0]) == whole
 
 
 def test_without_a_template_the_text_is_read_as_it_is() -> None:
     base = target(template=False)
     found = first_turn_ids(base, [Prompt("1", "a", ("Hi the",))])
     assert base.tokenizer.decode(found[0]) == "Hi the"
+    found = first_turn_ids(base, [Prompt("1", "a", ("Hi the",), "Hi")])
+    assert base.tokenizer.decode(found[0]) == "Hi\nHi the"
     with pytest.raises(UserError, match="tiny has no chat template"):
         chat_ids(base, [{"role": "user", "content": "Hi"}])
 

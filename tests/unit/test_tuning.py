@@ -61,7 +61,7 @@ def texts(count: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("width", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_smaller_tree_lies_in_the_largest(width: int) -> None:
     (largest,) = Largest(4, (width,)).trees()
     trace = TreeTrace()
@@ -95,6 +95,7 @@ def test_every_shorter_chain_lies_in_the_longest() -> None:
     for accepted in (2, 0, 4, 1):
         trace.add(judged(TokenTree.chain([0, 1, 2, 3, 4]), [1, 2, 3, 4][:accepted]))
     assert [trace.tau(gamma) for gamma in (1, 2, 3, 4)] == [1.75, 2.25, 2.5, 2.75]
+    assert [trace.ready(gamma) for gamma in (1, 3, 4)] == [0.5, 0.25, 0]
     trace.add(judged(TokenTree.chain([0, 1]), []))  # a look-up that found one token
     assert [trace.drafted(gamma) for gamma in (1, 4)] == [1.0, 17 / 5]
 
@@ -114,6 +115,10 @@ def test_shapes_are_ranked_by_tau_over_the_round() -> None:
         ("gamma=1", 1.5 * 8 / 9),
         ("gamma=4", 1.875 * 8 / 16),
     ]
+    # on a device of its own the chain of 1 has its next draft ready every other time
+    ready = [Candidate("gamma=1", "d", Shape(1, 1), 1.5, 0.5)]
+    assert ranked(costs_table, ready, Load(1, 0), overlap=True)[0][1] == 1.5 * 8 / 8.5
+    assert ranked(costs_table, ready, Load(1, 0))[0][1] == 1.5 * 8 / 9
 
 
 def test_candidates_of_a_drafter_that_is_the_target() -> None:
