@@ -443,8 +443,3 @@ def test_kept_states_are_those_of_a_full_forward(tmp_path: Path, template: str, 
         assert len(states.last) == len(example) - 1
         for name, value in vars(wanted).items():
             torch.testing.assert_close(getattr(states, name), value, atol=1e-4, rtol=1e-4)
-
-
-def test_a_first_shard_is_no_larger_than_its_goal() -> None:
-    sizes = [Tally().next_size(Goal(tokens=34_000), 256, 256), Tally().next_size(Goal(chats=8), 64)]
-    assert sizes == [133, 8]
