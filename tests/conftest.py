@@ -24,9 +24,10 @@ settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None
 settings.load_profile("ci")
 
 
-# Families that differ most; of the others the parametrised tests are slow ones, their own are not.
+# One without drafts, one that copies, one that is trained; of the others the parametrised tests are
+# slow ones, their own are not.
 SLOW_FOLDERS = {"smoke", "golden"}
-QUICK_FAMILIES = {"none", "ngram", "draft_model", "eagle", "medusa"}
+QUICK_FAMILIES = {"none", "ngram", "medusa"}
 
 
 @pytest.hookimpl(tryfirst=True)
