@@ -5,7 +5,7 @@ SHELL := bash
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-quick test check mutants lint types fast bench bench-methods fmt clean
+.PHONY: help setup demo demo-quick test check engines mutants chaos lint types fast bench bench-methods fmt clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -31,9 +31,15 @@ test: setup ## every test; those that need a GPU are skipped without one
 check: setup ## lint, types and the fast tests, side by side (about 3 minutes)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types fast lint
 
+engines: setup ## build vLLM's CPU build and llama.cpp beside the cached target, to serve exports in (about 12 minutes)
+	@bash scripts/engines.sh "$${DRAFTERS_CACHE:-$$HOME/.cache/drafters}/engines"
+
 mutants: setup ## mutate what the exact tests prove (hours; MUTANTS='drafters.laws*' for one file)
 	$(PY) -m mutmut run $(MUTANTS)
 	$(PY) -m mutmut results
+
+chaos: setup ## stop every command at random moments, and see it go on (10 minutes; CHAOS='--seed 7')
+	$(PY) -m tests.chaos $(CHAOS)
 
 lint: setup ## ruff: rules and formatting
 	$(PY) -m ruff check .

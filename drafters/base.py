@@ -255,6 +255,16 @@ class NeuralDrafter(nn.Module):
     def options(self) -> dict[str, object]:
         """Return the resolved options: build(options(), shape) makes the same modules."""
 
+    def completed(
+        self, tensors: Mapping[str, Tensor], target: "Target | None"
+    ) -> dict[str, Tensor]:
+        """Return its stored tensors with what it reads from the target instead, for engines.
+
+        Raises:
+            UserError: if the target is needed and not given.
+        """
+        return dict(tensors)
+
     @abstractmethod
     def init_from(self, target: "Target") -> None:
         """Start the weights from the target's own where that helps."""

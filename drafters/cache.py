@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.errors import UserError
+from drafters.native import kernels
 from drafters.placement import Block, ChainMasks, Placement, place
 
 
@@ -118,6 +119,11 @@ class KVCache:
         Returns:
             [M, query heads * head_dim].
         """
+        own, runs = kernels(query.dtype, query.device.type), placement.runs(window)
+        if own is not None and runs is not None:
+            scale = query.shape[-1] ** -0.5 if scale is None else scale
+            keys, values = self._cells[layer]
+            return own.attend(query, keys, values, runs, scale)
         keys, values = self.read(layer, placement)
         grid = placement.to_grid(query)
         count, width, heads, dim = grid.shape

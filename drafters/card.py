@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from drafters.base import NeuralDrafter
 from drafters.errors import UserError
+from drafters.growth.label import shape_label
 from drafters.hub import is_hub_id
 from drafters.stored import WEIGHTS, StoredDrafter
 
@@ -120,12 +121,11 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _line(one: Mapping[str, Any], prompts: int) -> dict[str, str]:
-    sizes = "/".join(str(value) for value in one["shape"].values())
     interval = one["speedup_interval"]
     between = f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else ""
     identical = one["identical"]
     return {
-        "shape": f"{one['growth']} {sizes}",
+        "shape": shape_label(one["growth"], one["shape"], one.get("nodes")),
         "verifier": one["verify_mode"],
         "tau": _number(one["tau"]),
         "alpha": _number(one["alpha"]),

@@ -1,12 +1,10 @@
 """Save and load trained drafters: model.safetensors and config.json in one folder.
 
-A save is whole or absent: it is written beside its place and renamed (see replace_folder). A load
-is exact: a missing tensor, an unused one, an unknown field or another target is an error.
+A save is whole or absent: it is written beside its place and takes it in one step. A load is
+exact: a missing tensor, an unused one, an unknown field or another target is an error.
 """
 
 import json
-import shutil
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +29,7 @@ from drafters.stored import (
     read_config,
 )
 from drafters.target import Target
+from drafters.whole import whole_folder
 
 
 def save_drafter(
@@ -66,33 +65,15 @@ def save_drafter(
 def write_folder(
     folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Path:
-    """Write config and weights beside their place, then put them there."""
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
-        new = Path(work) / "new"
-        new.mkdir()
+    """Write config and weights in place of what stood there, whole or not at all.
+
+    Raises:
+        UserError: if the disk does not take them.
+    """
+    with whole_folder(folder) as new:
         save_file(dict(tensors), new / WEIGHTS, metadata={"format": "pt"})
         (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        replace_folder(new, folder)
-    return folder
-
-
-def replace_folder(new: Path, folder: Path) -> None:
-    """Put `new` in the place of `folder`; a kill leaves the old one or the new one readable.
-
-    Files are replaced one by one by rename when the folder exists, weights first. A kill between
-    the two leaves new weights with the old notes; other options than before do not fit and are
-    refused at load, until the save is made again.
-    """
-    if not folder.exists():
-        new.rename(folder)
-        return
-    for file in sorted(new.iterdir(), key=lambda f: f.name == CONFIG):
-        file.replace(folder / file.name)
-    for stale in {f.name for f in folder.iterdir()} - {WEIGHTS, CONFIG}:
-        path = folder / stale
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return Path(folder)
 
 
 def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
@@ -136,10 +117,11 @@ def check_target(stored: StoredDrafter, target: Target) -> None:
     if found is None:
         return
     field, theirs, ours = found
-    if field == "weights" and made_for.same_model(here):
+    if field in ("weights", "quantisation") and made_for.same_model(here):
+        how = f"quantised ({here.quantisation})" if here.quantisation else "another conversion"
         warnings.warn(
-            f"{stored.folder} was made for {made_for.name}; {target.name} is another conversion of "
-            "the same model, so acceptance may differ a little",
+            f"{stored.folder} was made for {made_for.name}; {target.name} is {how} of the same "
+            "model, so acceptance may differ a little",
             stacklevel=3,
         )
         return

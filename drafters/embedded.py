@@ -119,16 +119,19 @@ def damage(folder: Path, verify: bool = False) -> str | None:
         verify: compare the sha256 of every file too, not its size alone.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError):
+        held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        files = {name: (one["bytes"], one["sha256"]) for name, one in held.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"no readable {MANIFEST}"
-    for name, expected in files.items():
+    for name, (size, digest) in files.items():
+        if Path(name).name != name:
+            return f"{MANIFEST} names {name!r}, which is not a file in the folder"
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != expected["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}"
-        if verify and sha256(file) != expected["sha256"]:
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if verify and sha256(file) != digest:
             return f"{name} has another sha256 than its manifest says"
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafters.int8 import quantisation
 from drafters.target import Target
 
 _SAMPLED = 4096  # values of each tensor that enter the weights' digest
@@ -20,10 +21,11 @@ class Fingerprint:
     Args:
         name: as it was loaded; informative only.
         architecture: class of the model.
-        base: the model this one is a converted copy of, "" if it says nothing.
+        base: the model this one is a converted or quantised copy of, "" if it says nothing.
         hidden_size, num_layers, vocab_size: its sizes.
         tokenizer: digest of the tokenizer's ids and chat template; "" without a tokenizer.
         weights: digest over evenly spaced values of every tensor.
+        quantisation: how its weights are quantised, "" if they are not.
     """
 
     name: str
@@ -34,20 +36,24 @@ class Fingerprint:
     vocab_size: int
     tokenizer: str
     weights: str
+    quantisation: str = ""
 
     @classmethod
     def of(cls, target: Target) -> "Fingerprint":
         """Take a target's fingerprint; milliseconds."""
         config = target.config.to_dict()
+        quantised = quantisation(target.model.config)
+        base = config.get("base_model_name_or_path") or (target.name if quantised else "")
         return cls(
             name=target.name,
             architecture=type(target.model).__name__,
-            base=str(config.get("base_model_name_or_path") or ""),
+            base=str(base),
             hidden_size=target.shape.hidden_size,
             num_layers=target.shape.num_layers,
             vocab_size=target.shape.vocab_size,
             tokenizer=_tokenizer_digest(target.tokenizer),
-            weights=_weights_digest(dict(target.model.named_parameters())),
+            weights=_weights_digest(_weights(target.model)),
+            quantisation=quantised,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,8 +66,9 @@ class Fingerprint:
         for key in ("hidden_size", "vocab_size", "num_layers", "architecture", "tokenizer"):
             if mine[key] != theirs[key]:
                 return key, mine[key], theirs[key]
-        if self.weights != other.weights:
-            return "weights", self.weights, other.weights
+        for key in ("quantisation", "weights"):
+            if mine[key] != theirs[key]:
+                return key, mine[key] or "none", theirs[key] or "none"
         return None
 
     def same_model(self, other: "Fingerprint") -> bool:
@@ -74,6 +81,13 @@ def template_digest(tokenizer: Any) -> str:
     """Return the digest of a tokenizer's chat template; "" without one."""
     template = None if tokenizer is None else tokenizer.chat_template
     return "" if not template else hashlib.sha256(str(template).encode()).hexdigest()[:16]
+
+
+def _weights(model: Any) -> dict[str, Tensor]:
+    """Return what a model computes with: parameters, and the buffers of quantised maps."""
+    quantised = quantisation(model.config)
+    tensors = dict(model.named_parameters())
+    return tensors | (dict(model.named_buffers()) if quantised else {})
 
 
 def _weights_digest(tensors: dict[str, Tensor]) -> str:

@@ -54,7 +54,8 @@ class Rotary:
             max_position_embeddings=shape.max_positions,
             rope_parameters={**rope, "partial_rotary_factor": 1.0},
         )
-        self.frequency, self.scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        with torch.device("cpu"):  # even where a drafter's weights take no memory
+            self.frequency, self.scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
 
     def __call__(
         self, positions: Tensor, dtype: torch.dtype = torch.float32

@@ -1,8 +1,8 @@
 """Linear maps with the kernel that the CPU is fastest with.
 
-A few tokens are bound by reading the weights: a kernel of our own does that (native.py). For more,
-oneDNN reads a weight two to four times faster once it is packed; the packing operators are private
-to torch, so every use is guarded. Where either is missing or refuses, F.linear serves.
+A few tokens are bound by reading the weights, some more by arithmetic: kernels of our own serve
+both (native.py). For many, oneDNN takes over, faster once a weight is packed; the packing operators
+are private to torch, so every use is guarded. Where either is missing or refuses, F.linear serves.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafters.native import MOST_TOKENS, kernels
+from drafters.native import kernels
 
 # One packed layout serves any number of rows; packing for one row is slow for more.
 _PACKED_FOR_ROWS = 16
@@ -76,8 +76,11 @@ class FrozenLinear:
 
     def _run(self, x: Tensor, then: Then, other: Tensor | None) -> Tensor:
         own, tokens = self.kernels, x.numel() // self.in_features
-        few = tokens <= MOST_TOKENS or self.packed is None
-        if own is not None and few and x.dtype == own.dtype:
+        if (
+            own is not None
+            and x.dtype == own.dtype
+            and (self.packed is None or tokens <= own.most_tokens)
+        ):
             assert self.weight is not None
             other = None if other is None else other.contiguous()
             y = own.linear(x.contiguous(), self.weight, self.bias, then, other)

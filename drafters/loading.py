@@ -12,7 +12,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from drafters.errors import UserError
+from drafters.int8 import quantisation
 from drafters.selftest import check_kind
+
+_GIVE = (
+    "give a folder in Hugging Face format (config.json, safetensors, tokenizer) or the id of one "
+    "on the hub"
+)
 
 
 def load_config(path: str | Path, role: str, *, trust_remote_code: bool = False) -> Any:
@@ -51,22 +57,60 @@ def load_model(
         UserError: if it is not there, or of a kind that cannot be served; before any weight is
             read.
     """
-    check_kind(load_config(path, role, trust_remote_code=trust_remote_code))
+    config = load_config(path, role, trust_remote_code=trust_remote_code)
+    check_kind(config)
     loader: Any = AutoModelForCausalLM
-    with _said(role, path):
+    with _said(role, path), _quantised(role, path, quantisation(config)):
         model = loader.from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
         )
     return model.eval()
 
 
+def chosen_device(name: str | None) -> torch.device:
+    """Return the device of this name; None: the machine's accelerator, else the CPU.
+
+    Raises:
+        UserError: if there is none of this name here.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if name is None:
+        return torch.device("cpu") if found is None else found
+    here = ["cpu"] if found is None else ["cpu", found.type]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in here:
+        raise UserError(f"device {name!r} is not on this machine: give {' or '.join(here)}")
+    return device
+
+
 @contextmanager
-def _said(role: str, path: str | Path) -> Iterator[None]:
+def _quantised(role: str, path: str | Path, method: str) -> Iterator[None]:
+    """Name the method where transformers cannot load a quantised model here."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (ImportError, RuntimeError, ValueError, AttributeError) as error:
+        if not method:
+            raise
+        reason = " ".join(str(error).split())
         raise UserError(
-            f"{role} {path}: {reason}; give a folder in Hugging Face format "
-            "(config.json, safetensors, tokenizer) or the id of one on the hub"
+            f"{role} {path} is quantised with {method}, which transformers cannot load here: "
+            f"{reason}. Install what it names, or give the model in float32 or bfloat16"
         ) from error
+
+
+@contextmanager
+def _said(role: str, path: str | Path) -> Iterator[None]:
+    place = Path(path)
+    named_place = place.is_absolute() or str(path).startswith(".") or len(place.parts) > 2
+    if not str(path) or (not place.is_dir() and (place.exists() or named_place)):
+        raise UserError(f"{role} {str(path)!r}: no such folder; {_GIVE}")
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # whatever transformers makes of somebody's files
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"{role} {path}: {reason}; {_GIVE}") from error

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from drafters.cache_root import cache_root
 
-MOST_TOKENS = 12  # beyond, oneDNN's packed kernel is as fast
+MOST_TOKENS = 12  # beyond, arithmetic is what counts, not the reading of weights
+MOST_WIDE = 64  # beyond, torch and oneDNN are as fast
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
@@ -47,12 +48,29 @@ class Kernels:
         }
         for linear in self._linear.values():
             linear.argtypes = [*[pointer] * 5, *[number] * 3, ctypes.c_int]
+        self._wide: dict[torch.dtype, Any] = {}
+        if dtype == torch.float32:
+            self._wide = {kind: library[f"wide_{_NAMES[kind]}"] for kind in _NAMES}
+        for wide in self._wide.values():
+            wide.argtypes = [*[pointer] * 5, *[number] * 3, ctypes.c_int]
+        self._attend: Any = library[f"attend_{_NAMES[dtype]}"]
+        self._attend.argtypes = [
+            *[pointer, number, *[pointer] * 5],
+            *[number] * 4,
+            ctypes.c_float,
+        ]
         self._norm: Any = library[f"rms_norm_{_NAMES[dtype]}"]
         self._norm.argtypes = [*[pointer] * 3, *[number] * 2, ctypes.c_float]
         self._rotate: Any = library[f"rotate_{_NAMES[dtype]}"]
         self._rotate.argtypes = [pointer, number, pointer, pointer, *[number] * 4]
-        for function in (*self._linear.values(), self._norm, self._rotate):
+        maps = *self._linear.values(), *self._wide.values()
+        for function in (*maps, self._attend, self._norm, self._rotate):
             function.restype = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Return up to how many tokens these functions are at least as fast as others."""
+        return MOST_WIDE if self._wide else MOST_TOKENS
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, then: str, other: Tensor | None
@@ -72,7 +90,8 @@ class Kernels:
         wide = x.shape[-1]
         tokens = x.numel() // wide
         y = x.new_empty(tokens, weight.shape[0])
-        self._linear[weight.dtype](
+        kind = self._wide if tokens > MOST_TOKENS and self._wide else self._linear
+        kind[weight.dtype](
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
             x.data_ptr(),
@@ -82,6 +101,45 @@ class Kernels:
             wide,
             weight.shape[0],
             _THEN[then],
+        )
+        return y
+
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        runs: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """Let tokens that see one run of cells each attend; nothing else is read.
+
+        Args:
+            query: [n, H, hd]; a token's heads contiguous.
+            keys: [cells, Hkv, hd], contiguous, Hkv a divisor of H.
+            values: as keys.
+            runs: first cell and number of cells of each token, both [n] int64.
+            scale: of the scores.
+
+        Returns:
+            [n, H * hd].
+        """
+        tokens, heads, width = query.shape
+        y = query.new_empty(tokens, heads * width)
+        first, count = runs
+        self._attend(
+            query.data_ptr(),
+            query.stride(0),
+            keys.data_ptr(),
+            values.data_ptr(),
+            first.data_ptr(),
+            count.data_ptr(),
+            y.data_ptr(),
+            tokens,
+            keys.shape[1],
+            heads // keys.shape[1],
+            width,
+            scale,
         )
         return y
 

@@ -95,6 +95,8 @@ class Placement:
         chain: gives the masks of a single row's chain, in place of hidden.
         moved: positions [rows, span] of all columns, where committed ones are not their columns.
         blind: columns before this one are hidden from every token.
+        starts: [M] int64, the first cell of each token's row, where every row has one new token:
+            what such a token sees is one run of cells.
     """
 
     rows: slice
@@ -110,7 +112,9 @@ class Placement:
     chain: ChainMasks | None = None
     moved: Tensor | None = None
     blind: int = 0
+    starts: Tensor | None = None
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
+    _runs: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @cached_property
     def key_position(self) -> Tensor:
@@ -135,14 +139,33 @@ class Placement:
             self._masks[key] = self._mask(window, groups, dtype)
         return self._masks[key]
 
+    def runs(self, window: int | None) -> tuple[Tensor, Tensor] | None:
+        """Return the first cell that each token sees and how many, both [M]; None without starts.
+
+        Args:
+            window: as for `mask`.
+        """
+        if self.starts is None or (window is not None and self.moved is not None):
+            return None
+        if window not in self._runs:
+            cells = self.cells
+            if isinstance(cells, slice):
+                cells = torch.arange(cells.start, cells.stop)
+            first = self.starts + self.blind
+            if window is not None:
+                near = self.starts + self.positions - (window - 1)
+                first = torch.minimum(torch.maximum(first, near), cells)  # its own it always sees
+            self._runs[window] = first, cells + 1 - first
+        return self._runs[window]
+
     def blind_before(self, column: int) -> "Placement":
         """Return the same placement with the columns before this one hidden from every token."""
-        return replace(self, blind=column, _masks={})
+        return replace(self, blind=column, _masks={}, _runs={})
 
     def unmasked(self) -> "Placement":
         """Return a single row's chain as a block whose tokens see each other and all before."""
         assert self.chain is not None
-        return replace(self, chain=None, _masks={})
+        return replace(self, chain=None, _masks={}, _runs={})
 
     def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
         mask = self._own_mask(window, groups, dtype)
@@ -224,6 +247,7 @@ def _place_chain(row: int, span: int, counts: list[int], masks: ChainMasks) -> P
         query_position=positions[None],
         counts=counts,
         chain=masks,
+        starts=torch.tensor([start]) if width == 1 else None,
     )
 
 
@@ -246,9 +270,11 @@ def _place_rows(
     positions = position.view(-1) if grid is None else position.view(-1)[grid]
     hidden = _hidden(blocks, lengths, columns, span)
     query_position = position.to(device)
+    cells = _cells(columns, rows, grid, masks)
+    flat = torch.arange(cells.start, cells.stop) if isinstance(cells, slice) else cells
     return Placement(
         rows=rows,
-        cells=_cells(columns, rows, grid, masks),
+        cells=cells,
         positions=positions.to(device),
         grid=None if grid is None else grid.to(device),
         width=width,
@@ -257,6 +283,7 @@ def _place_rows(
         query_position=query_position,
         counts=counts,
         guessed=(columns.clamp_max(span).to(device), query_position),
+        starts=flat - flat % masks.capacity if width == 1 else None,
     )
 
 

@@ -6,7 +6,6 @@ stays. What is published was loaded once, exactly as whoever takes it will load 
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,14 @@ from typing import Any, cast
 
 import torch
 import yaml
+from jinja2 import TemplateError
 
+from drafters.base import NeuralDrafter
 from drafters.card import MANIFEST, Sources, card
 from drafters.errors import UserError
 from drafters.stored import CONFIG, WEIGHTS, StoredDrafter, read_config
 from drafters.untrusted import read_object
+from drafters.whole import whole_folder
 
 BENCHMARK, CARD, SETTINGS = "benchmark.json", "README.md", "settings.yaml"
 
@@ -55,6 +57,22 @@ class Publication:
         for name, tensor in drafter.state_dict().items():
             if not bool(torch.isfinite(tensor).all()):
                 raise UserError(f"{folder}: {name} holds values that are not finite: not published")
+        try:
+            return cls(stored.folder / WEIGHTS, cls._texts(stored, drafter, place, benchmark))
+        except UserError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
+            sort = type(error).__name__
+            raise UserError(
+                f"{folder}: its notes or {benchmark or 'its manifest'} are not as training and "
+                f"benchmark.py write them ({sort}: {error}): make them again"
+            ) from error
+
+    @staticmethod
+    def _texts(
+        stored: StoredDrafter, drafter: NeuralDrafter, place: str, benchmark: str | Path | None
+    ) -> dict[str, str]:
+        """Return what is published beside the weights."""
         sources = Sources(
             _read_yaml(stored.folder.parent / SETTINGS),
             _manifest(stored),
@@ -73,7 +91,7 @@ class Publication:
             texts[MANIFEST] = _json(_without_paths(sources.manifest))
         if sources.benchmark:
             texts[BENCHMARK] = _json(_without_paths(sources.benchmark))
-        return cls(stored.folder / WEIGHTS, texts)
+        return texts
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -94,16 +112,10 @@ class Publication:
             raise UserError(f"{place} is a file: give a folder")
         if place.is_dir() and {f.name for f in place.iterdir()} - _OURS:
             raise UserError(f"{place} holds other files: give a folder of its own")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as work:
-            new = Path(work) / "new"
-            new.mkdir()
+        with whole_folder(place) as new:
             shutil.copyfile(self.weights, new / WEIGHTS)
             for name, text in self.texts.items():
                 (new / name).write_text(text, encoding="utf-8")
-            if place.is_dir():
-                shutil.rmtree(place)
-            new.rename(place)
         return place
 
 
@@ -153,5 +165,9 @@ def _json(value: object) -> str:
 def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read ({reason}): it is the run's recipe") from error
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

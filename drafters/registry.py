@@ -1,8 +1,10 @@
 """The registry of drafter families: name -> class."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib import import_module
+from importlib import import_module, util
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from drafters.base import Drafter, NeuralDrafter
@@ -88,6 +90,54 @@ def method(name: str) -> type[Any]:
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise UserError(f"no drafter is called {name!r}{hint}: give {', '.join(sorted(known))}")
     return known[name]
+
+
+def load_plugin(plugin: str) -> None:
+    """Import somebody's module of drafter families; it runs, so name only what you trust.
+
+    Args:
+        plugin: a Python file, or the name of an importable module; its classes are decorated with
+            `register`. A plugin that was loaded before is left alone.
+
+    Raises:
+        UserError: it cannot be imported, registers nothing, or takes the name of another family.
+    """
+    before = methods()
+    if (loaded := _plugin_name(plugin)) in sys.modules:
+        return
+    try:
+        _import(plugin, loaded)
+    except Exception as error:  # whatever somebody's module may raise
+        sys.modules.pop(loaded, None)
+        raise UserError(
+            f"plugin {plugin} cannot be imported ({type(error).__name__}: {error}): give a Python "
+            "file or an importable module that registers a drafter"
+        ) from error
+    taken = [name for name, family in before.items() if _METHODS[name] is not family]
+    _METHODS.update(before)
+    if taken:
+        raise UserError(f"plugin {plugin} takes the name {taken[0]!r}, which another drafter has")
+    if _METHODS.keys() == before.keys():
+        raise UserError(
+            f"plugin {plugin} registers no drafter: decorate its class with "
+            "drafters.registry.register"
+        )
+
+
+def _plugin_name(plugin: str) -> str:
+    return f"drafters_plugin_{Path(plugin).stem}" if plugin.endswith(".py") else plugin
+
+
+def _import(plugin: str, name: str) -> None:
+    if name == plugin:
+        import_module(name)
+        return
+    spec = util.spec_from_file_location(name, plugin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
 
 
 def build_drafter(

@@ -5,6 +5,7 @@ in the tree included. Target and drafter are ruled alike, so that p and q mean t
 the target's rules make the output. Without rules nothing here runs.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -67,10 +68,13 @@ class Rules:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.repetition_penalty <= 0:
+        if not 0 < self.repetition_penalty < math.inf:
             raise UserError(
                 f"repetition_penalty is {self.repetition_penalty}: give more than 0; 1 is off"
             )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise UserError(f"{name} is {getattr(self, name)}: give a finite number; 0 is off")
         for name, sequences in (("logit_bias", self.logit_bias), ("bad_words", self.bad_words)):
             if any(len(sequence) == 0 for sequence in sequences):
                 raise UserError(f"{name} holds an empty sequence: give at least one id in each")

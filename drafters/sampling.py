@@ -9,6 +9,7 @@ min-p.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from drafters.rules import Rules
 
 _BLOCK = 256  # weights added up before their running sum is taken
+_LARGEST_SEED = 2**40
 _COINS = 2  # streams a row owns: drafting noise and judging noise are never shared
 
 
@@ -51,7 +53,7 @@ class Warp:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise UserError(f"temperature is {self.temperature}: give 0 (greedy) or more")
         if self.top_k < 0:
             raise UserError(f"top_k is {self.top_k}: give 0 (off) or more")
@@ -159,6 +161,16 @@ def _place(weights: Tensor, share: Tensor) -> int:
     if index == _BLOCK:  # the two sums round differently: take the block's last weight
         index = int(blocks[block].nonzero()[-1])
     return block * _BLOCK + index
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that the generators, multiplied by rows, cannot hold.
+
+    Raises:
+        UserError: says which fit.
+    """
+    if abs(seed) > _LARGEST_SEED:
+        raise UserError(f"seed is {seed}: give one from {-_LARGEST_SEED} to {_LARGEST_SEED}")
 
 
 class RowRandom:

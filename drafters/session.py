@@ -88,12 +88,24 @@ class CachedSession(ABC):
             if commit is None:
                 continue
             if commit.tree is None:
-                self.cache.reset(row)
-                self._waiting[row].clear()
-                self._full.discard(row)
+                self.restart(row)
             self.roots[row] = commit.root
-            if row not in self._full:
-                self._waiting[row].append(self.final(commit))
+            self.add(row, self.final(commit))
+
+    def restart(self, row: int) -> None:
+        """Empty a row for its next sequence."""
+        self._full.discard(row)
+        self.rewind(row, 0)
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget what a row holds beyond its first `length` tokens, and what waits."""
+        self._waiting[row].clear()
+        self.cache.lengths[row] = length
+
+    def add(self, row: int, final: Final) -> None:
+        """Let final tokens of a row wait to be encoded."""
+        if row not in self._full:
+            self._waiting[row].append(final)
 
     @torch.inference_mode()
     def propose(self, warp: Warp, random: Sequence[RowRandom | None]) -> list[TokenTree | None]:

@@ -86,6 +86,15 @@ def configs_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parent.parent / "configs"
 
 
+def own(path: str | Path) -> Path:
+    """Return a path, or the project's own `configs/...` of that name where nothing lies there."""
+    given = Path(path)
+    if given.exists() or given.parts[:1] != ("configs",):
+        return given
+    shipped = configs_dir().joinpath(*given.parts[1:])
+    return shipped if shipped.exists() else given
+
+
 def find_config(name: str | Path) -> Path:
     """Return a config file: a path that exists, else the project's own one of that name.
 
@@ -96,10 +105,10 @@ def find_config(name: str | Path) -> Path:
     if given.is_file():
         return given
     inside = given.parts[1:] if given.parts[:1] == ("configs",) else given.parts
-    own = configs_dir().joinpath(*inside)
-    if own.is_file() and not given.is_absolute():
-        return own
-    folder = own.parent if own.parent.is_dir() else configs_dir()
+    shipped = configs_dir().joinpath(*inside)
+    if shipped.is_file() and not given.is_absolute():
+        return shipped
+    folder = shipped.parent if shipped.parent.is_dir() else configs_dir()
     known = ", ".join(str(p.relative_to(configs_dir())) for p in sorted(folder.rglob("*.yaml")))
     raise UserError(f"no config file {given}; give a path that exists or one of: {known or 'none'}")
 
@@ -113,6 +122,10 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise UserError(f"{file}{where}: not valid YAML: {error.problem}") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise UserError(f"{file}: nested too deeply to be settings") from None
+    except (OmegaConfBaseException, ValueError) as error:
+        raise UserError(f"{file}: not settings: {_first_line(error)}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{file}: not valid YAML: {_first_line(error)}") from None
     return _mapping(config, f"{file}")
@@ -237,7 +250,8 @@ def _line(file: Path, path: KeyPath) -> str:
     node: Any = cast("Any", yaml).compose(file.read_text(encoding="utf-8"))
     line = 0
     for key in path:
-        found = next((pair for pair in node.value if str(pair[0].value) == key), None)
+        pairs: Any = node.value if isinstance(node, yaml.MappingNode) else ()
+        found = next((pair for pair in pairs if str(pair[0].value) == key), None)
         if found is None:  # the key came through a YAML merge (`<<`)
             break
         line, node = found[0].start_mark.line + 1, found[1]

@@ -20,7 +20,8 @@ from drafters.cache import KVCache
 from drafters.engines import Forward, check_engine, choose_forward
 from drafters.errors import UserError
 from drafters.head import TargetHead
-from drafters.loading import load_model, load_tokenizer
+from drafters.int8 import INT8, quantisation, to_int8
+from drafters.loading import chosen_device, load_model, load_tokenizer
 from drafters.placement import Block, Placement, causal_block
 from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
@@ -88,8 +89,9 @@ class Target:
         path: str | Path,
         *,
         dtype: str | torch.dtype = "float32",
-        device: str = "cpu",
+        device: str | None = None,
         engine: str | None = None,
+        weights: str | None = None,
         trust_remote_code: bool = False,
     ) -> "Target":
         """Load a target from a folder or the hub.
@@ -97,18 +99,27 @@ class Target:
         Args:
             path: a folder in Hugging Face format or a hub id.
             dtype: "float32" or "bfloat16".
-            device: where the weights go.
+            device: where the weights go; None: the machine's accelerator, else the CPU.
             engine: see the class.
+            weights: "int8" rounds the linear maps to one byte a number (int8.py): another target,
+                with outputs of its own; None: as they are stored.
             trust_remote_code: whether the folder's own Python may run; off unless asked for.
 
         Raises:
             UserError: if nothing loadable is there, or as the class raises it.
         """
         check_engine(engine)
+        if weights not in (None, INT8):
+            raise UserError(f"weights is {weights!r}: give {INT8}, or leave it out")
+        place = chosen_device(device)
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         model = load_model(path, "target", kind, trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(path, "target", trust_remote_code=trust_remote_code)
-        return cls(model.to(device), tokenizer, name=str(path), engine=engine)
+        if not quantisation(model.config):  # those lie where transformers has put them
+            model.to(place)
+        if weights is not None:
+            to_int8(model)
+        return cls(model, tokenizer, name=str(path), engine=engine)
 
     @property
     def dtype(self) -> torch.dtype:

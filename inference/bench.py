@@ -245,22 +245,22 @@ def _decode(
         for row, prompt in enumerate(group)
     }
     outputs = [Growing(len(ids[prompt])) for prompt in group]
-    take(outputs, decoder.admit(requests), 0.0)
+    take(outputs, decoder.admit(requests), {})
     full_rounds: list[float] = []
     while decoder.running:
-        active, start = len(decoder.running), decoder.clock.decode
+        active, start = len(decoder.running), decoder.clock.phases
         commits = decoder.round()
-        seconds = decoder.clock.decode - start
-        take(outputs, commits, seconds / active)
+        spent = {name: end - start[name] for name, end in decoder.clock.phases.items()}
+        take(outputs, commits, {name: seconds / active for name, seconds in spent.items()})
         if active == len(group):
-            full_rounds.append(seconds)
+            full_rounds.append(sum(spent.values()))
     for row in requests:
         decoder.release(row)
     clock = Clock(*_difference(decoder.clock, before))
     done = [output.done() for output in outputs]
     pairs = zip(_accounts(decoder), accounts, strict=True)
-    spent = [Account(*_difference(after, start)) for after, start in pairs]
-    return Pass(repeat, number, group, done, clock, full_rounds, spent)
+    members = [Account(*_difference(after, start)) for after, start in pairs]
+    return Pass(repeat, number, group, done, clock, full_rounds, members)
 
 
 def _accounts(decoder: Decoder) -> list[Account]:

@@ -22,6 +22,16 @@ class Clock:
     rounds: int = 0
 
     @property
+    def phases(self) -> dict[str, float]:
+        """Return the seconds of rounds by phase."""
+        return {
+            "draft": self.draft,
+            "build": self.build,
+            "verify": self.verify,
+            "commit": self.commit,
+        }
+
+    @property
     def decode(self) -> float:
         """Return the seconds of all rounds."""
         return self.draft + self.build + self.verify + self.commit

@@ -5,7 +5,6 @@ A file is read again only where all of these and the format agree; anything else
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,8 @@ from drafters.fingerprint import Fingerprint
 from drafters.growth import BestFirst, Chain, Dynamic, Growth, Static
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.untrusted import read_object
+from drafters.whole import write_text
 from inference.costs import CostTable, DraftCosts, Grid
 from inference.machine import machine, versions
 
@@ -61,11 +62,11 @@ class CostStore:
     def load(self) -> CostTable | None:
         """Return what was measured here before; None: nothing that this machine may use."""
         try:
-            stored = json.loads(self.path.read_text())
+            stored = read_object(self.path)
             if stored["format_version"] != FORMAT_VERSION or stored["identity"] != self.identity:
                 return None
             return _from_lists(stored)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
 
     def add(self, newer: CostTable) -> CostTable:
@@ -78,15 +79,9 @@ class CostStore:
         table = newer if known is None else known.merged(newer)
         stored = {"format_version": FORMAT_VERSION, "identity": self.identity, **_to_lists(table)}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            new = self.path.with_suffix(f".{os.getpid()}.tmp")
-            new.write_text(json.dumps(stored, indent=1) + "\n")
-            new.replace(self.path)
-        except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be written ({error.strerror}): let DRAFTERS_CACHE name a "
-                "folder that can"
-            ) from error
+            write_text(self.path, json.dumps(stored, indent=1) + "\n")
+        except UserError as error:
+            raise UserError(f"{error}; DRAFTERS_CACHE may name another folder") from error
         return table
 
 

@@ -12,7 +12,7 @@ from drafters.base import Commit, Drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
 from drafters.rules import Rules
-from drafters.sampling import RowRandom, Warp
+from drafters.sampling import RowRandom, Warp, check_seed
 from drafters.target import Target
 from inference.clock import Clock
 from inference.costs import Load
@@ -20,6 +20,7 @@ from inference.engine import Decoder, Request
 from inference.feed import Feed
 from inference.modes import tree_mode
 from inference.pricing import priced
+from inference.prompts import text_ids
 from inference.stop import Stop
 
 _ROWS = 8  # rows decoded together unless the caller says otherwise
@@ -49,6 +50,9 @@ class Sampling:
         """Check what no later stage would check before model work."""
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {self.max_new_tokens}: give 1 or more")
+        check_seed(self.seed)
+        if "" in self.stop_strings:
+            raise UserError("a stop string is empty: give a text, or leave it out")
 
 
 @dataclass
@@ -273,7 +277,7 @@ def _ids(target: Target, prompt: Sequence[int] | str) -> list[int]:
     elif target.tokenizer is None:
         raise UserError("a prompt is text but the target has no tokenizer: give token ids")
     else:
-        ids = target.tokenizer(prompt)["input_ids"]
+        ids = text_ids(target, prompt)
     if not ids:
         raise UserError("a prompt has no tokens: give at least one")
     return ids

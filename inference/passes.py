@@ -1,7 +1,9 @@
 """Passes: what one contender's decode of one batch of prompts produced, round by round."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from drafters.base import Account, Commit
 from inference.clock import Clock
@@ -10,13 +12,41 @@ from inference.stats import Round, looped
 
 
 @dataclass(frozen=True)
+class Trace:
+    """One round's tree and what became of it; the tree's laws are let go.
+
+    Args:
+        tokens: [N+1] of the tree.
+        parent: [N+1] of the tree.
+        path: accepted nodes, root first.
+        emitted: tokens.
+        phases: seconds by phase, this row's share of the batch's.
+    """
+
+    tokens: Tensor
+    parent: Tensor
+    path: tuple[int, ...]
+    emitted: tuple[int, ...]
+    phases: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Decoded:
-    """One prompt's output in one pass: ids, why it ended, its rounds, how drafts were chosen."""
+    """One prompt's output in one pass.
+
+    Args:
+        ids: emitted, the prefill's token first.
+        finish_reason: why it ended.
+        rounds: what each counts as.
+        draft_modes: how drafts were chosen; see inference.modes.
+        traces: of the same rounds.
+    """
 
     ids: list[int]
     finish_reason: str
     rounds: list[Round]
     draft_modes: frozenset[str] = frozenset()
+    traces: list[Trace] = field(default_factory=list[Trace])
 
 
 @dataclass(frozen=True)
@@ -52,6 +82,7 @@ class Growing:
         finish_reason: why it ended.
         rounds: so far.
         draft_modes: how its drafts were chosen; see inference.modes.
+        traces: of its rounds.
     """
 
     prompt: int
@@ -59,9 +90,10 @@ class Growing:
     finish_reason: str | None = None
     rounds: list[Round] = field(default_factory=list)
     draft_modes: set[str] = field(default_factory=set)
+    traces: list[Trace] = field(default_factory=list[Trace])
 
-    def add(self, commit: Commit, seconds: float) -> None:
-        """Take in a commit that took this long."""
+    def add(self, commit: Commit, phases: Mapping[str, float]) -> None:
+        """Take in a commit whose phases took this long."""
         if commit.tree is not None:
             self.rounds.append(
                 Round(
@@ -69,10 +101,12 @@ class Growing:
                     commit.attempted,
                     commit.tree.drafted,
                     len(commit.emitted),
-                    seconds,
+                    sum(phases.values()),
                     position=self.prompt + len(self.ids) - 1,
                 )
             )
+            tree = commit.tree
+            self.traces.append(Trace(tree.tokens, tree.parent, commit.path, commit.emitted, phases))
             if commit.tree.drafted:
                 self.draft_modes.add(tree_mode(commit.tree))
         self.ids.extend(commit.emitted)
@@ -85,11 +119,15 @@ class Growing:
         for one in self.rounds:
             rounds.append(replace(one, looped=any(marks[start : start + one.emitted])))
             start += one.emitted
-        return Decoded(self.ids, self.finish_reason, rounds, frozenset(self.draft_modes))
+        return Decoded(
+            self.ids, self.finish_reason, rounds, frozenset(self.draft_modes), self.traces
+        )
 
 
-def take(outputs: Sequence[Growing], commits: Sequence[Commit | None], seconds: float) -> None:
+def take(
+    outputs: Sequence[Growing], commits: Sequence[Commit | None], phases: Mapping[str, float]
+) -> None:
     """Hand every row its commit."""
     for output, commit in zip(outputs, commits, strict=False):
         if commit is not None:
-            output.add(commit, seconds)
+            output.add(commit, phases)

@@ -17,6 +17,7 @@ from jinja2.exceptions import TemplateError
 from pyarrow.lib import ArrowInvalid
 
 from drafters.errors import UserError
+from drafters.settings import own
 from drafters.target import Target
 
 _FORM = (
@@ -55,7 +56,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}: give 1 or more")
-    file = Path(path)
+    file = own(path)
     try:
         if file.suffix == ".parquet":
             prompts = [_prompt(*row) for row in islice(_rows(file), limit)]
@@ -159,7 +160,7 @@ def chat_ids(
     except TemplateError as error:
         raise UserError(f"the chat template of {target.name} refuses the chat: {error}") from error
     # the template writes its own special tokens
-    return target.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return _encoded(target, text, add_special_tokens=False)
 
 
 def text_ids(target: Target, text: str) -> list[int]:
@@ -170,10 +171,21 @@ def text_ids(target: Target, text: str) -> list[int]:
     """
     if target.tokenizer is None:
         raise UserError(f"{target.name} has no tokenizer: give one that reads text")
-    ids = target.tokenizer(text)["input_ids"]
+    ids = _encoded(target, text)
     if not ids:
         raise UserError(f"the prompt {text!r} has no tokens: give at least one")
     return ids
+
+
+def _encoded(target: Target, text: str, **options: Any) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        near = text[max(0, error.start - 10) : error.start]
+        raise UserError(
+            f"a prompt holds what is no character after {near!r}: give UTF-8 text"
+        ) from error
+    return target.tokenizer(text, **options)["input_ids"]
 
 
 def first_turn_ids(

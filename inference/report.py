@@ -1,7 +1,6 @@
 """Report: benchmark.json on disk, and the table that a person reads."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from drafters.errors import UserError
+from drafters.growth.label import shape_label
+from drafters.whole import write_text
 
 FILE = "benchmark.json"
 TIES = "ties/k"  # bfloat16 only: float32 has next to none
@@ -24,6 +25,7 @@ _HEADINGS = (
     "time",
     "same",
     TIES,
+    "dist-4",
     "looped",
     "no loops",
 )
@@ -41,14 +43,30 @@ def write(result: Mapping[str, Any], folder: str | Path, name: str = FILE) -> Pa
         UserError: if the folder cannot be written.
     """
     path = Path(folder) / name
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}.tmp")
-        new.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
-        new.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): give --out") from error
+    write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")
     return path
+
+
+def read(place: str | Path) -> dict[str, Any]:
+    """Return what scripts/benchmark.py wrote.
+
+    Args:
+        place: its folder, or the file itself.
+
+    Raises:
+        UserError: if there is none, or it is no benchmark.json of a version that is known.
+    """
+    path = Path(place)
+    path = path / FILE if path.is_dir() else path
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a {FILE} ({error}): give its folder") from error
+    if not isinstance(found, dict) or not {"drafters", "settings", "baseline"} <= found.keys():
+        raise UserError(f"{path} is no {FILE}: give what scripts/benchmark.py wrote")
+    if found.get("format_version") != 1:
+        raise UserError(f"{path} has format_version {found.get('format_version')}, 1 is known")
+    return found
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -74,14 +92,13 @@ def table(result: Mapping[str, Any]) -> Table:
     for heading in shown:
         found.add_column(heading, justify="right", no_wrap=True)
     plain = {"tau": "1.00", "speed-up": "1.00", "no loops": "1.00"}
+    plain["dist-4"] = _percent(result["baseline"].get("distinct_4"))
     plain["looped"] = _percent(result["baseline"]["looped_share"])
     found.add_row("none", "", *(plain.get(heading, "") for heading in shown))
     for one in result["drafters"]:
         cells = _cells(one, settings["prompts"])
-        shape = "/".join(_plain(value) for value in one["shape"].values())
-        if "tree" in one["shape"]:
-            shape = f"tree of {one['nodes']}"
-        named = _label(one, result["drafters"]), f"{one['growth']} {shape}{_drawn(one)}"
+        shape = shape_label(one["growth"], one["shape"], one["nodes"])
+        named = label(one, result["drafters"]), f"{shape}{_drawn(one)}"
         found.add_row(*named, *(cells[heading] for heading in shown))
         for member in one["members"]:
             named, cells = (f"  {member['method']}", "alone"), _member_cells(member)
@@ -136,6 +153,7 @@ def _cells(one: Mapping[str, Any], prompts: int) -> dict[str, str]:
         "time": f"{_percent(share['draft'])} {_percent(share['verify'])}",
         "same": same + (f"+{ties}" if ties else ""),
         TIES: "" if rate is None else _number(rate, 1),
+        "dist-4": _percent(one.get("distinct_4")),
         "looped": _percent(one["looped_share"]),
         "no loops": _number(one["without_loops"]["speedup"]),
     }
@@ -152,7 +170,7 @@ def _drawn(one: Mapping[str, Any]) -> str:
     return f" sampled {one['verify_mode']}" if one["draft_mode"] == "sampled" else ""
 
 
-def _label(one: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+def label(one: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """Return the method, with the folder where several of one method run."""
     method, names = _method(one), [_method(other) for other in others]
     folders = {o["checkpoint"] for o, name in zip(others, names, strict=True) if name == method}
@@ -175,6 +193,7 @@ def _caption(result: Mapping[str, Any]) -> str:
         "even: the tau from which a shape pays. c: one depth's drafting over T(1). time: share of "
         "drafting, of verifying. same: outputs equal to none's (+ near-ties). "
         + ("ties/k: near-ties in 1,000 tokens. " if result["target"]["dtype"] == "bfloat16" else "")
+        + "dist-4: share of 4-grams that are new in their output. "
         + "no loops: speed-up outside repeated 4-grams."
     )
 
@@ -192,7 +211,3 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"
-
-
-def _plain(value: object) -> str:
-    return ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

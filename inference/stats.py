@@ -126,6 +126,18 @@ def looped(ids: Sequence[int], n: int = NGRAM) -> list[bool]:
     return marks
 
 
+def distinct(outputs: Sequence[Sequence[int]], n: int = NGRAM) -> float | None:
+    """Return the share of n-grams that are the first of their kind in their own output.
+
+    Li et al. 2016's distinct-n, counted within outputs and added up over them; None without any.
+
+    >>> distinct([[1, 2, 1, 2, 1]], n=2)
+    0.5
+    """
+    grams = [[tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)] for ids in outputs]
+    return _share(sum(len(set(one)) for one in grams), sum(map(len, grams)))
+
+
 @dataclass(frozen=True)
 class Work:
     """What one prompt (or one batch of prompts) took, all repeats together.
@@ -169,6 +181,23 @@ def speedup(drafter: Sequence[Work], baseline: Sequence[Work]) -> Estimate:
     return _estimate(np.array(rows, dtype=np.float64).reshape(-1, 4))
 
 
+def change(new: Sequence[tuple[Work, Work]], old: Sequence[tuple[Work, Work]]) -> Estimate:
+    """Return new over old speed-up on the same prompts, each against its own plain decoding.
+
+    Args:
+        new: a drafter's and plain decoding's work on each prompt.
+        old: the same of an earlier run, in the same order.
+
+    Raises:
+        ValueError: if the two differ in length.
+    """
+    if len(new) != len(old):
+        raise ValueError(f"{len(new)} prompts against {len(old)}: give the same prompts")
+    parts = [(*a, *b) for a, b in zip(new, old, strict=True)]
+    rows = [[value for w in part for value in (w.amount, w.cost)] for part in parts]
+    return _estimate(np.array(rows, dtype=np.float64).reshape(-1, 8))
+
+
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Estimate:
     """Return median(above) / median(below) with its interval, the two resampled apart.
 
@@ -190,7 +219,7 @@ def _medians(
 
 
 def _estimate(table: NDArray[np.float64]) -> Estimate:
-    """Return the ratio of the sums over prompts with its interval; table [prompts, 2 or 4]."""
+    """Return the ratio of the sums over prompts with its interval; table [prompts, 2, 4 or 8]."""
     table = table[(table > 0).all(1)]  # a prompt that ended at its prefill says nothing
     if not len(table):
         return Estimate(None, None)
@@ -223,7 +252,9 @@ def _bootstrap(
 
 def _ratio(*columns: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
     rates = [a.sum(axis) / b.sum(axis) for a, b in zip(columns[::2], columns[1::2], strict=True)]
-    return rates[0] if len(rates) == 1 else rates[0] / rates[1]
+    while len(rates) > 1:  # a ratio of rates, or of two such ratios
+        rates = [a / b for a, b in zip(rates[::2], rates[1::2], strict=True)]
+    return rates[0]
 
 
 def _share(part: float, whole: float) -> float | None:

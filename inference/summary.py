@@ -15,6 +15,7 @@ import torch
 from drafters.base import Drafter, JointDrafter
 from drafters.growth import CostAware
 from inference.bench import Contender, Measurement
+from inference.by_prompt import by_prompt
 from inference.cost_store import cost_key
 from inference.costs import Load, Shape
 from inference.equality import equality
@@ -58,6 +59,7 @@ def summarise(measured: Measurement, source: str) -> dict[str, Any]:
             "round_seconds": plain.round_seconds,
             "time_share": plain.time_share,
             "looped_share": plain.looped_share(),
+            "distinct_4": plain.distinct(),
             "check": check,
         },
         "verify_cost": measured.costs.relative(),
@@ -109,9 +111,11 @@ def _drafter(measured: Measurement, contender: Contender, plain: Tally) -> dict[
         "members": _members(contender.drafter, own),
         **equality(measured, own, plain),
         "looped_share": own.looped_share(),
+        "distinct_4": own.distinct(),
         "without_loops": _part(own, plain, without_loops),
         "by_category": _by_category(measured, own, plain),
         "by_position": _by_position(own, plain),
+        "by_prompt": by_prompt(measured.prompts, own, plain),
     }
 
 

@@ -5,8 +5,19 @@ from dataclasses import astuple, dataclass
 
 from drafters.base import Account
 from inference.bench import Contender
+from inference.clock import Clock
 from inference.passes import Decoded
-from inference.stats import Acceptance, Estimate, Round, Work, acceptance, looped, rate, speedup
+from inference.stats import (
+    Acceptance,
+    Estimate,
+    Round,
+    Work,
+    acceptance,
+    distinct,
+    looped,
+    rate,
+    speedup,
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +57,8 @@ class Tally:
         self.draft_modes = {mode for _, one in self.decoded for mode in one.draft_modes}
         clocks = [one.clock for one in contender.passes]
         self.prefill_seconds = sum(clock.prefill for clock in clocks)
-        self.phases = {
-            "draft": sum(clock.draft for clock in clocks),
-            "build": sum(clock.build for clock in clocks),
-            "verify": sum(clock.verify for clock in clocks),
-            "commit": sum(clock.commit for clock in clocks),
-        }
+        names = Clock().phases
+        self.phases = {name: sum(clock.phases[name] for clock in clocks) for name in names}
         self.seconds = sum(self.phases.values())
         self.rounds = sum(clock.rounds for clock in clocks)
         self.tokens = sum(entry.round.emitted for entry in self.entries)
@@ -104,6 +111,19 @@ class Tally:
             for mark in looped(output.ids)
         ]
         return sum(marks) / len(marks)
+
+    def distinct(self) -> float | None:
+        """Return distinct-4 of the outputs, the prefill's token included; None if all are short."""
+        return distinct([output.ids for _, output in self.decoded])
+
+    def by_prompt(self) -> dict[int, list[Round]]:
+        """Return each prompt's rounds, all repeats together, in the prompts' order."""
+        found: dict[int, list[Round]] = {
+            number: [] for number in sorted({n for n, _ in self.decoded})
+        }
+        for entry in self.entries:
+            found[entry.prompt].append(entry.round)
+        return found
 
     def outputs(self, prompt: int) -> list[list[int]]:
         """Return a prompt's ids in every repeat."""

@@ -7,6 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from drafters.growth.label import shape_label
 from inference.spec import Spec
 
 FILE = "tune.json"
@@ -94,10 +95,8 @@ def labels(text: str) -> tuple[str, str]:
     name = "/".join(Path(spec.drafter).parts[-2:])
     options = [f"{key}={value}" for key, value in spec.options.items()]
     given = spec.growth_options
-    sizes = "/".join(str(value) for key, value in given.items() if key != "draft")
-    return " ".join(
-        [name, *options]
-    ), f"{spec.growth_name} {sizes} {given.get('draft', '')}".strip()
+    shape = shape_label(spec.growth_name, given)
+    return " ".join([name, *options]), f"{shape} {given.get('draft', '')}".strip()
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Measure drafters against plain decoding on the same prompts, in turns.
+r"""Measure drafters against plain decoding on the same prompts, in turns.
 
     T=$(python scripts/fetch_target.py)
     python scripts/benchmark.py --target $T --prompts configs/prompts/demo.jsonl --limit 4 \
@@ -7,7 +7,8 @@
         --drafter runs/demo/eagle/best:growth=chain,gamma=3 \
         --drafter runs/demo/eagle/best:growth=dynamic,nodes=8,width=3,depth=4 --peer hf
 
-Writes OUT/benchmark.json and prints its table; docs/metrics.md defines every figure. Exit code 1
+Prints a table and writes OUT/benchmark.json, report.html (with the extra `report`), plots, tables
+and traces; docs/reports.md says what they hold, docs/metrics.md defines every figure. Exit code 1
 if an output differs or plain decoding was too slow to be compared with.
 """
 
@@ -20,18 +21,33 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from console import ENGINE_HELP, Dtype, Engine, app, note, progress, run
+from console import (
+    DEVICE_HELP,
+    ENGINE_HELP,
+    WEIGHTS_HELP,
+    Dtype,
+    Engine,
+    Plugins,
+    Weights,
+    app,
+    command_line,
+    note,
+    progress,
+    run,
+)
 from drafters.registry import methods
 from drafters.sampling import Warp
 from drafters.target import Target
 from inference import category_matrix, report
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
+from inference.page import NO_PLOTS, write_page
 from inference.peers import Peer
 from inference.prompts import Prompt, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
+from inference.traces import read_traces, write_traces
 
-cli = app("Measure drafters against plain decoding on the same prompts, in turns.")
+cli = app(__doc__ or "")
 
 _WIDTH = 120  # of the table where stdout is no terminal
 
@@ -59,6 +75,8 @@ def benchmark(
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    weights: Annotated[Weights | None, typer.Option(help=WEIGHTS_HELP)] = None,
     rows: Annotated[int, typer.Option(help="Prompts that decode together.")] = 1,
     repeats: Annotated[int, typer.Option(help="How often every prompt is decoded.")] = 3,
     warmup: Annotated[int, typer.Option(help="Prompts before the clock runs.")] = 3,
@@ -66,7 +84,10 @@ def benchmark(
         list[str] | None,
         typer.Option(help="Other decoding in the same turns: hf, hf-lookup, hf-assistant=FOLDER."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where benchmark.json goes.")] = Path("runs/benchmark"),
+    out: Annotated[Path, typer.Option(help="Where files go.")] = Path("runs/benchmark"),
+    page: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write report.html, plots and tables too.")
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print benchmark.json instead of the table.")
     ] = False,
@@ -74,17 +95,19 @@ def benchmark(
         bool,
         typer.Option("--list", callback=_list, is_eager=True, help="Print the drafters' names."),
     ] = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Measure drafters against plain decoding on the same prompts, in turns."""
     specs = [Spec.parse(text) for text in drafter or []]
     warp = Warp(temperature, top_k, top_p, min_p)
     settings = BenchSettings(max_new_tokens, warp, seed, rows, repeats, warmup)
     questions = read_prompts(prompts, limit)
-    decider = Target.load(target, dtype=dtype.value, engine=engine)
+    decider = Target.load(target, dtype=dtype.value, engine=engine, device=device, weights=weights)
     peers = [Peer.parse(text, decider.dtype) for text in peer or []]
     measured = _measure(decider, contenders(decider, specs), questions, settings, peers)
-    result = summarise(measured, str(prompts))
+    result = {**summarise(measured, str(prompts)), "command": command_line()}
     path = report.write(result, out)
+    traces = write_traces(measured, out)
     if as_json:
         print(json.dumps(result))
     else:
@@ -94,6 +117,9 @@ def benchmark(
         if peers:
             console.print(report.peers_table(result))
     note(f"wrote {path}")
+    if page:
+        shown = write_page(result, read_traces(out), out)
+        note(f"wrote {shown}, {traces.name}, plots and tables beside it" if shown else NO_PLOTS)
     for failure in result["failures"]:
         note(f"failed: {failure}")
     return 1 if result["failures"] else 0

@@ -1,24 +1,27 @@
-"""What every command line here shares: how it ends, what it warns of, how it shows progress.
+"""What every script shares: common options, what it warns of, how it shows progress.
 
 `from console import run` works because `python scripts/x.py` puts this folder first on the path.
-Results go to stdout; notes, errors and bars go to stderr.
+training/commandline.py has what scripts and training commands share.
 """
 
 from __future__ import annotations
 
-import os
+import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import metadata
-from typing import NoReturn
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from drafters.errors import UserError
+from training.commandline import dressed, empty, ended, note, stderr
+
+app = empty
 
 
 class Dtype(StrEnum):
@@ -36,44 +39,49 @@ class Engine(StrEnum):
     static = "static"
 
 
+class Weights(StrEnum):
+    """What a target's linear maps are rounded to."""
+
+    int8 = "int8"
+
+
 ENGINE_HELP = (
     "fast: lean forward; reference: the model's own; static: fast at fixed shapes, as CUDA graphs "
     "on a GPU. Default: fast where the target allows, else reference."
 )
+DEVICE_HELP = (
+    "Where the target runs, such as cuda:0 or cpu. Default: an accelerator if there is one."
+)
+WEIGHTS_HELP = (
+    "int8: round the target's linear maps to one byte a number. Another target: compare with none "
+    "at the same weights."
+)
 # Unrelated projects on PyPI whose code would lie on our import names.
 FOREIGN = ("drafters", "inference")
-# The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-
-if not sys.stderr.isatty():
-    # tqdm reads it on import: no bars of other libraries in logs either.
-    os.environ.setdefault("TQDM_DISABLE", "1")
-
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def app(summary: str) -> typer.Typer:
-    """Return an empty command line; `summary` is the first paragraph of its help."""
-    return typer.Typer(
-        help=summary, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-    )
 
 
 def run(cli: typer.Typer) -> NoReturn:
     """Run a command line and end the process: 0 done, 2 the user's mistake, 130 interrupted."""
+    before = signal.signal(signal.SIGTERM, _terminated)
     warn()
     _quiet_bars()
     try:
-        code = cli(standalone_mode=False)
-    except UserError as error:
-        _fail(str(error))
-    except _UsageError as error:
-        _fail(f"{_message(error)} (see --help)")
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    if code == 130:
-        note("interrupted; what was saved stays")
-    sys.exit(code if isinstance(code, int) else 0)
+        code = ended(dressed(cli))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sys.exit(code)
+
+
+def command_line() -> str:
+    """Return the command that started this process, as a shell reads it."""
+    script = Path(sys.argv[0])
+    name = f"python scripts/{script.name}" if script.suffix == ".py" else script.name
+    return shlex.join([*name.split(), *sys.argv[1:]])
+
+
+def _terminated(number: int, _frame: object) -> NoReturn:
+    """End as Ctrl-C does, so that what is half written beside its place is removed."""
+    sys.exit(128 + number)
 
 
 def _quiet_bars() -> None:
@@ -88,9 +96,23 @@ def warn() -> None:
         note(f"warning: {line}")
 
 
-def note(text: str) -> None:
-    """Write one line to stderr."""
-    stderr.print(text, markup=False)
+def _load_plugins(names: list[str] | None) -> None:
+    if names:
+        from drafters.registry import load_plugin  # torch, which small commands start without
+
+        for name in names:
+            load_plugin(name)
+
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        callback=_load_plugins,
+        is_eager=True,
+        help="A file or module of yours that registers a drafter; it is imported, so it runs.",
+    ),
+]
 
 
 @contextmanager
@@ -121,14 +143,3 @@ def foreign_distributions() -> list[str]:
             f"uninstall {name}, then run `make setup` again"
         )
     return lines
-
-
-def _message(error: Exception) -> str:
-    formatted = getattr(error, "format_message", None)
-    return (formatted() if formatted else str(error)).rstrip(".")
-
-
-def _fail(text: str) -> NoReturn:
-    # Bare text to a pipe, so that the line can be matched; red for a person.
-    stderr.print(f"error: {' '.join(text.split())}", style="red", markup=False)
-    sys.exit(2)

@@ -31,9 +31,10 @@ from console import app, note, run
 from drafters import embedded
 from drafters.errors import UserError
 from drafters.settings import configs_dir, find_config, load
+from drafters.whole import write_text
 from inference import report
 
-cli = app("Fetch the target, train drafters on chats it wrote, measure what they are worth.")
+cli = app(__doc__ or "")
 
 ROOT = Path(__file__).parent.parent
 _WIDTH = 120  # of the table where stdout is no terminal
@@ -164,10 +165,7 @@ def _once(step: Step, stamps: Path) -> int:
 
 
 def _stamp(path: Path, step: Step, *, done: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".tmp")
-    new.write_text(json.dumps({"command": step.command, "done": done}))
-    new.replace(path)
+    write_text(path, json.dumps({"command": step.command, "done": done}))
 
 
 def _run(step: Step) -> int:

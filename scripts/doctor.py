@@ -21,14 +21,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from console import Dtype, app, note, progress, run
+from console import Dtype, Plugins, app, note, progress, run
 from drafters.errors import UserError
 from drafters.settings import find_config
 from drafters.target import Target
 from inference.doctor import LINKS, Diagnosis, Finding, examine, patient_of, stored_of
 from inference.prompts import first_turn_ids, read_prompts
 
-cli = app("Find the first broken link between a drafter's training and its serving.")
+cli = app(__doc__ or "")
 
 _COLOURS = {"ok": "green", "note": "yellow", "broken": "red"}
 _WIDTH = 120  # of the table where stdout is no terminal
@@ -48,6 +48,7 @@ def doctor(
         str, typer.Option(help="What the chat template is given: '{\"enable_thinking\": false}'.")
     ] = "{}",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Find the first broken link between a drafter's training and its serving."""
     options = _options(template_options)

@@ -24,7 +24,7 @@ from drafters.formats.convert import export_drafter, import_drafter
 from drafters.formats.registry import listing
 from drafters.target import Target
 
-cli = app("Convert a drafter: ours into what an engine reads, or somebody else's into ours.")
+cli = app(__doc__ or "")
 
 
 class Dtype(StrEnum):

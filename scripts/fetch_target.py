@@ -19,7 +19,7 @@ from console import app, note, run
 from drafters import embedded
 from drafters.errors import UserError
 
-cli = app("Print the folder of the embedded target, made first where it is not there yet.")
+cli = app(__doc__ or "")
 
 
 class Source(StrEnum):

@@ -1,6 +1,7 @@
-"""Answer one prompt with a target and a drafter; the text streams as it is decoded.
+r"""Answer one prompt with a target and a drafter; the text streams as it is decoded.
 
     T=$(python scripts/fetch_target.py)
+    python scripts/generate.py --target $T --prompt "What is a tree?"
     python scripts/generate.py --target $T --drafter ngram --prompt "Count to twenty." --color
     python scripts/generate.py --target $T --drafter runs/demo/eagle/best:growth=chain,gamma=3 \
         --prompt "What is a prime number?" --temperature 0.7 --seed 1 --json
@@ -17,11 +18,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from console import ENGINE_HELP, Dtype, Engine, app, note, run
+from console import (
+    DEVICE_HELP,
+    ENGINE_HELP,
+    WEIGHTS_HELP,
+    Dtype,
+    Engine,
+    Plugins,
+    Weights,
+    app,
+    note,
+    run,
+)
 from drafters.base import Commit
 from drafters.errors import UserError
 from drafters.rules import Rules
 from drafters.sampling import Warp
+from drafters.shipped import shipped_for
 from drafters.target import Target
 from inference.detokenize import TextStream
 from inference.generate import Generation, Output, Sampling
@@ -29,7 +42,9 @@ from inference.modes import LOSSY, shown
 from inference.prompts import chat_ids, has_template, text_ids
 from inference.spec import Spec
 
-cli = app("Answer one prompt with a target and a drafter.")
+SHIPPED = "ngram+{}:growth=dynamic,nodes=4,width=2,depth=4"
+
+cli = app(__doc__ or "")
 
 
 @cli.command()
@@ -37,11 +52,12 @@ def generate(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
     prompt: Annotated[str, typer.Option(help="The user's message, or raw text.")],
     drafter: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="D or D:growth=chain,gamma=4; D: a folder, a name or A+B. verify=typical is LOSSY."
+            help="D or D:growth=chain,gamma=4; D: a folder, a name or A+B. verify=typical is "
+            "LOSSY. Default: what ships for this target beside prompt lookup, else none."
         ),
-    ] = "none",
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="At most this many tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0: all.")] = 0,
@@ -59,13 +75,16 @@ def generate(
     system: Annotated[str | None, typer.Option(help="The chat's system message.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    weights: Annotated[Weights | None, typer.Option(help=WEIGHTS_HELP)] = None,
     color: Annotated[bool, typer.Option("--color", help="Mark accepted drafts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    _plugin: Plugins = None,
 ) -> None:
     """Answer one prompt with a target and a drafter; the text streams as it is decoded."""
     if as_json and color:
         raise UserError("--json and --color exclude each other: give one")
-    spec = Spec.parse(drafter)
+    spec = None if drafter is None else Spec.parse(drafter)
     rules = Rules(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
@@ -73,7 +92,8 @@ def generate(
     )
     warp = Warp(temperature, top_k, top_p, min_p, rules if rules.report() else None)
     sampling = Sampling(max_new_tokens, warp, seed, tuple(stop or ()))
-    decider = Target.load(target, dtype=dtype.value, engine=engine)
+    decider = Target.load(target, dtype=dtype.value, engine=engine, device=device, weights=weights)
+    spec = spec or _usual(decider)
     generation = Generation(
         decider,
         spec.load(decider),
@@ -88,11 +108,17 @@ def generate(
     _stream(generation, TextStream(decider.tokenizer), color=color)
     output = generation.outputs[0]
     note(
-        f"{len(output.ids)} tokens, {output.rounds} rounds, tau {output.tau:.2f}, "
-        f"{_speed(generation, output):.1f} tokens/s on the {decider.engine} engine, "
-        f"ended by {output.finish_reason}"
+        f"drafter {spec.drafter}: {len(output.ids)} tokens, {output.rounds} rounds, "
+        f"tau {output.tau:.2f}, {_speed(generation, output):.1f} tokens/s on the "
+        f"{decider.engine} engine, ended by {output.finish_reason}"
         f"{', ' + shown(spec.verify) if spec.verify in LOSSY else ''}"
     )
+
+
+def _usual(target: Target) -> Spec:
+    """Return what drafts for a target where nobody says: what ships for it, or nothing."""
+    folder = shipped_for(target)
+    return Spec.parse("none" if folder is None else SHIPPED.format(folder))
 
 
 def _ids(target: Target, prompt: str, system: str | None, chat: bool | None) -> list[int]:
@@ -115,6 +141,7 @@ def _result(generation: Generation, spec: Spec) -> dict[str, object]:
         "tau": output.tau,
         "rounds": output.rounds,
         "finish_reason": output.finish_reason,
+        "drafter": spec.text,
         "draft_mode": " and ".join(sorted(output.draft_modes)) or None,
         "verify_mode": shown(spec.verify),
         "tokens_per_second": _speed(generation, output),

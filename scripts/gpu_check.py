@@ -42,7 +42,7 @@ from inference.scripted import ScriptedDrafter
 from inference.spec import Spec
 from inference.summary import summarise
 
-cli = app("Check a GPU and time it: is decoding right there, and what would drafting bring?")
+cli = app(__doc__ or "")
 
 FILE = "gpu_check.json"
 FORMAT_VERSION = 1

@@ -1,4 +1,4 @@
-"""Let a target write the chats that drafters learn from: Parquet with the very ids it generated.
+r"""Let a target write the chats that drafters learn from: Parquet with the very ids it generated.
 
     T=$(python scripts/fetch_target.py)
     python scripts/make_chats.py --target $T --out runs/chats --tokens 300000 \
@@ -26,7 +26,7 @@ import torch
 import typer
 from rich.progress import Progress, TaskID
 
-from console import Dtype, app, note, progress, run
+from console import DEVICE_HELP, Dtype, app, note, progress, run
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.target import Target
@@ -40,7 +40,7 @@ from training.sources import Source, given_prompts, given_texts, self_chat
 
 FEATURES = "features"  # folder beside the chats
 
-cli = app("Let a target write the chats that drafters learn from.")
+cli = app(__doc__ or "")
 
 
 @cli.command(epilog=" ".join(f"{name}: {rule}." for name, rule in RULES.items()))
@@ -88,6 +88,7 @@ def make_chats(
         ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
     threads: Annotated[int | None, typer.Option(help="Of the CPU; default: torch's own.")] = None,
 ) -> None:
     """Let a target write the chats that drafters learn from."""
@@ -111,7 +112,7 @@ def make_chats(
         template_options=_options(template_option or []),
     )
     rows, most = _positive("rows", rows), _positive("shard", shard)
-    writer = Target.load(target, dtype=dtype.value)
+    writer = Target.load(target, dtype=dtype.value, device=device)
     layers = None if features is None else _layers(features, writer.shape.num_layers)
     store = None
     if layers is not None:
@@ -176,7 +177,7 @@ def _fill(
     tally = folder.tally()
     if tally.made:
         note(f"going on after {tally.made} chats, {tally.kept} of them kept")
-    while size := tally.next_size(goal, most):
+    while size := tally.next_size(goal, most, maker.longest_answers):
         meter.reach(tally.supervised, tally.kept)
         shard = maker.make(tally.made, size, tally.keys)
         if store is not None:

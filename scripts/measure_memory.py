@@ -1,4 +1,4 @@
-"""Measure what one training step of a drafter holds, by the length of its text.
+r"""Measure what one training step of a drafter holds, by the length of its text.
 
     T=$(python scripts/fetch_target.py)
     python scripts/measure_memory.py eagle --config configs/drafters/eagle3.yaml target=$T \
@@ -33,7 +33,7 @@ from training.memory import LiveTensors, step_memory
 from training.objective import Objective
 from training.options import TrainSettings
 
-cli = app("Measure what one training step of a drafter holds, by the length of its text.")
+cli = app(__doc__ or "")
 
 
 @cli.command()

@@ -26,7 +26,7 @@ from training.preview import coloured, coverages, first_target, kept_always, pos
 from training.reader import WeightlessReader
 from training.records import read_records
 
-cli = app("Look at what a run would learn from: a second, no weights, before any training.")
+cli = app(__doc__ or "")
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""Publish a trained drafter with its card, to a folder or to the hub.
+r"""Publish a trained drafter with its card, to a folder or to the hub.
 
     python scripts/publish.py runs/demo/eagle/best --to runs/published \
         --benchmark runs/demo/benchmark.json
@@ -23,7 +23,7 @@ from drafters.errors import UserError
 from drafters.hub import is_hub_id, push
 from drafters.publication import CARD, Publication
 
-cli = app("Publish a trained drafter with its card, to a folder or to the hub.")
+cli = app(__doc__ or "")
 
 
 @cli.command()

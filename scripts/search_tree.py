@@ -1,4 +1,4 @@
-"""Search the static tree that a drafter should draft in, from how often its guesses are right.
+r"""Search the static tree that a drafter should draft in, from how often its guesses are right.
 
     T=$(python scripts/fetch_target.py)
     python scripts/search_tree.py --target $T --drafter runs/demo/medusa/best \
@@ -19,17 +19,18 @@ from typing import Annotated
 
 import typer
 
-from console import app, note, progress, run
+from console import Plugins, app, note, progress, run
 from drafters.errors import UserError
 from drafters.growth import Static
 from drafters.growth.ranks import expected, search
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.whole import write_text
 from inference.prompts import first_turn_ids, read_prompts
 from inference.ranks import rank_accuracies
 from inference.spec import Spec
 
-cli = app("Search the static tree that a drafter should draft in, from how often it is right.")
+cli = app(__doc__ or "")
 
 FORMAT_VERSION = 1
 
@@ -46,6 +47,7 @@ def search_tree(
     max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="Of the answers; 0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of drawn answers.")] = 0,
+    _plugin: Plugins = None,
 ) -> None:
     """Search the static tree that a drafter should draft in, from how often it is right."""
     for name, value in (("nodes", nodes), ("ranks", ranks), ("max-new-tokens", max_new_tokens)):
@@ -77,8 +79,7 @@ def search_tree(
         "prompts": str(prompts),
         "temperature": temperature,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    write_text(out, json.dumps(found) + "\n")
     shape = Static(tree=paths)
     note(f"{shape.nodes} nodes, {shape.depth} levels, expected tau {found['expected_tau']:.2f}")
     print(f"--drafter {spec.drafter}:growth=static,tree={out}")

@@ -1,4 +1,4 @@
-"""Run the target over a training set once and keep its states: training then never runs it again.
+r"""Run the target over a training set once and keep its states: training then never runs it again.
 
     T=$(python scripts/fetch_target.py)
     python scripts/store_features.py eagle --config configs/drafters/eagle3.yaml target=$T \
@@ -25,7 +25,7 @@ from training.features import Lessons
 from training.options import TrainSettings
 from training.parts import prepare
 
-cli = app("Keep the target's states over a training set, so that training need not run it.")
+cli = app(__doc__ or "")
 
 
 @cli.command()

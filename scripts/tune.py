@@ -1,4 +1,4 @@
-"""Find the shape that a drafter should draft in on this machine, from measured costs.
+r"""Find the shape that a drafter should draft in on this machine, from measured costs.
 
     T=$(python scripts/fetch_target.py)
     python scripts/tune.py --target $T --prompts configs/prompts/demo.jsonl --limit 4 \
@@ -24,7 +24,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from console import ENGINE_HELP, Dtype, Engine, app, note, progress, run
+from console import (
+    DEVICE_HELP,
+    ENGINE_HELP,
+    Dtype,
+    Engine,
+    Plugins,
+    app,
+    note,
+    progress,
+    run,
+)
 from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
@@ -43,7 +53,7 @@ from inference.spec import Spec
 from inference.summary import summarise
 from inference.tuning import Candidate, Largest, candidates, named, probes, ranked
 
-cli = app("Find the shape that a drafter should draft in on this machine, from measured costs.")
+cli = app(__doc__ or "")
 
 FORMAT_VERSION = 1
 _WIDTH = 120  # of the table where stdout is no terminal
@@ -89,6 +99,7 @@ def tune(
     repeats: Annotated[int, typer.Option(help="Of the benchmark of --try.")] = 3,
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
     engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Predict for a drafter on a device of its own.")
@@ -98,6 +109,7 @@ def tune(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print tune.json instead of the table.")
     ] = False,
+    _plugin: Plugins = None,
 ) -> None:
     """Find the shape that a drafter should draft in on this machine, from measured costs."""
     specs = [Spec.parse(text) for text in drafter]
@@ -110,7 +122,7 @@ def tune(
     if overlap and tries:
         raise UserError("--overlap predicts and --try measures on this device: leave one out")
     questions = read_prompts(prompts, limit)
-    decider = Target.load(target, dtype=dtype.value, engine=engine)
+    decider = Target.load(target, dtype=dtype.value, device=device, engine=engine)
     room = decider.shape.max_positions - max(WIDE_SIZES) - (samples + 2) * (depth + 1)
     if max(lengths) > room:
         raise UserError(f"contexts go up to {max(lengths)}: this target has room for {room}")

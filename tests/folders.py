@@ -5,7 +5,7 @@ The tokenizer knows every byte, so a random model emits cut and broken UTF-8, as
 
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.tiny import tiny_model
@@ -39,6 +39,15 @@ def tiny_tokenizer(*, template: bool = True) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = TEMPLATE if template else None
     return fast
+
+
+def letters(size: int = 128, roll: int = 0) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of `size` characters, each an id; `roll` moves which id is which."""
+    table = {chr(0x4E00 + i): (i + roll) % size for i in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(table, unk_token=chr(0x4E00)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=chr(0x4E00))
 
 
 def save_tiny_target(

@@ -19,6 +19,13 @@ class Done:
     stdout: str
     stderr: str
 
+    def shown(self) -> int:
+        """Pass on what it said, and return its exit code."""
+        for stream, text in ((sys.stdout, self.stdout), (sys.stderr, self.stderr)):
+            stream.write(text)
+            stream.flush()
+        return self.returncode
+
 
 def run_script(name: str, *options: str) -> Done:
     """Run scripts/NAME with these options as `python scripts/NAME` would.

@@ -1,6 +1,6 @@
 """Acceptance: what a drafter is worth on held-out prompts, measured by the real engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from drafters.base import NeuralDrafter
 from drafters.errors import UserError
@@ -55,8 +55,9 @@ def measure(
     prompts: Sequence[Sequence[int]],
     settings: EvaluateSettings,
     seed: int,
+    see: Callable[[Output], None] = lambda _: None,
 ) -> Acceptance:
-    """Decode the prompts at every temperature and count."""
+    """Decode the prompts at every temperature and count; `see` gets every output."""
     spec = spec_of(settings.shape)
     rounds: list[Round] = []
     for temperature in settings.temperatures:
@@ -70,7 +71,9 @@ def measure(
             temperature=temperature,
             seed=seed,
         )
-        rounds += [entry for output in outputs for entry in _rounds(output)]
+        for output in outputs:
+            rounds += _rounds(output)
+            see(output)
     return acceptance(rounds)
 
 

@@ -109,6 +109,12 @@ class ChatMaker:
         self.room = target.shape.max_positions - 1
         self._phase, self._shard = "", Shard(0)
 
+    @property
+    def longest_answers(self) -> int:
+        """Return how many tokens the answers of one chat can have."""
+        given = max(len(start.given) for start in self.source.starts)
+        return max(1, given or self.settings.turns) * self.settings.max_new_tokens
+
     def make(self, first: int, count: int, seen: set[str]) -> Shard:
         """Make chats first..first+count-1.
 

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +22,8 @@ from safetensors.torch import save_file
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.target import Target
+from drafters.untrusted import read_object
+from drafters.whole import left_over, whole_file, write_text
 from training.batches import Document
 from training.states import States
 
@@ -128,16 +129,10 @@ class FeatureStore:
         documents = [[key, len(states.last)] for key, states in self._waiting.items()]
         name = blake2b("".join(self._waiting).encode(), digest_size=8).hexdigest()
         file = self.folder / f"{name}.safetensors"
-        part = file.with_suffix(f".{os.getpid()}.part")
         self.check_room(sum(tensor.nbytes for tensor in tensors.values()))
-        try:
-            self._make_folder()
-            save_file(tensors, part, metadata={"documents": json.dumps(documents)})
-            part.replace(file)
-        except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                part.unlink()
-            raise UserError(f"{file} cannot be written ({error}): give another folder") from error
+        self._make_folder()
+        with whole_file(file) as new:
+            save_file(tensors, new, metadata={"documents": json.dumps(documents)})
         self._waiting.clear()
         self._scan()
 
@@ -170,13 +165,10 @@ class FeatureStore:
         return sum(missing.values()) * self.kind.token_bytes
 
     def _make_folder(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         about = self.folder / ABOUT
         if not about.exists():
             kind = asdict(self.kind) | {"schema_version": _VERSION}
-            part = about.with_suffix(f".{os.getpid()}.part")
-            part.write_text(json.dumps(kind, indent=2) + "\n", encoding="utf-8")
-            part.replace(about)
+            write_text(about, json.dumps(kind, indent=2) + "\n")
 
     def _scan(self) -> None:
         """Index the shards that are new."""
@@ -204,15 +196,15 @@ def _checked(folder: Path, asked: Kind) -> Kind:
     """Return the kind that a folder holds, or the one asked for if it is new."""
     about = folder / ABOUT
     if not about.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or not all(map(left_over, folder.iterdir()))):
             raise UserError(f"features in {folder}: it holds something else, give another folder")
         return asked
     try:
-        found = json.loads(about.read_text(encoding="utf-8"))
+        found = read_object(about)
         version = found.pop("schema_version")
         target, layers = Fingerprint(**found.pop("target")), tuple(found.pop("layers"))
         kind = Kind(target=target, layers=layers, **found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{about}: not readable ({error}): give another folder") from error
     if version != _VERSION:
         raise UserError(f"{about} has schema_version {version}, this code reads {_VERSION}")

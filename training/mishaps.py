@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafters.errors import UserError
+from drafters.whole import whole_file
 from training.features import Lesson
 
 IN_A_ROW = 3
@@ -45,7 +46,8 @@ class Mishaps:
             for name, value in vars(lesson.batch).items():
                 if value is not None:
                     tensors[f"{number}.{name}"] = value.detach().contiguous().cpu()
-        save_file(tensors, self.file)
+        with whole_file(self.file) as new:
+            save_file(tensors, new)
         raise UserError(
             f"{IN_A_ROW} steps in a row had a loss or gradient that is not finite; the last "
             f"batches are in {self.file}, the weights before them in the output folder: lower "

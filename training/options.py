@@ -231,11 +231,14 @@ class TrackingSettings:
         trackers: any of jsonl, tensorboard, wandb (offline unless logged in).
         project: their name for this kind of run.
         every: optimizer steps between two lines of the training loss.
+        benchmark: prompt set that the best drafter is measured on at the end, beside plain decoding
+            (evaluate.prompts of them, in evaluate.shape); its table is logged. Empty: none.
     """
 
     trackers: list[str] = field(default_factory=lambda: ["jsonl"])
     project: str = "drafters"
     every: int = 10
+    benchmark: str = ""
 
     def __post_init__(self) -> None:
         """Check the names."""

@@ -8,11 +8,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from drafters.errors import UserError
+from drafters.settings import own
+from drafters.untrusted import read_object
 from training.dialects import SHAPES, messages_of, tools_of
 from training.messages import Refused
 from training.rows import HUB, read_rows
@@ -64,24 +66,28 @@ def writer_of(path: str | Path) -> dict[str, Any] | None:
 
     None: there is no manifest of scripts/make_chats.py beside them.
     """
-    return _made_by(path).get("target")
+    target = _made_by(path).get("target")
+    return cast("dict[str, Any]", target) if isinstance(target, dict) else None
 
 
 def template_options_of(path: str | Path) -> dict[str, Any] | None:
     """Return what the template was given when the chats were written; None: not known."""
-    return _made_by(path).get("sampling", {}).get("template_options")
+    sampling = _made_by(path).get("sampling")
+    found = cast("dict[str, Any]", sampling) if isinstance(sampling, dict) else {}
+    options = found.get("template_options")
+    return cast("dict[str, Any]", options) if isinstance(options, dict) else None
 
 
 def _made_by(path: str | Path) -> dict[str, Any]:
     if str(path).startswith(HUB):
         return {}
-    folder = Path(path)
+    folder = own(path)
     manifest = (folder if folder.is_dir() else folder.parent) / MANIFEST
     try:
-        settings = json.loads(manifest.read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
+        settings = read_object(manifest).get("settings")
+    except UserError:
         return {}
-    return settings if isinstance(settings, dict) else {}
+    return cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}
 
 
 def _record(where: str, name: str, row: Mapping[str, Any]) -> Record:

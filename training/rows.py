@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from drafters.errors import UserError
+from drafters.settings import own
 
 HUB = "hub:"
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json")
@@ -37,7 +38,7 @@ def read_rows(path: str, split: str = "train") -> Iterator[Row]:
     if path.startswith(HUB):
         yield from _dataset_rows(path, _from_hub(path.removeprefix(HUB), split))
         return
-    place = Path(path)
+    place = own(path)
     if any((place / name).exists() for name in (_SAVED, "dataset_dict.json")):
         yield from _dataset_rows(path, _from_disk(place, split))
         return
@@ -104,6 +105,8 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             rows = list(enumerate(json.loads(text), start=1))
         except json.JSONDecodeError as error:
             raise UserError(f"{file} line {error.lineno}: not valid JSON ({error.msg})") from error
+        except RecursionError as error:
+            raise UserError(f"{file}: nested too deeply to be chats") from error
     else:
         rows = _parsed_lines(file, text)
     for line, row in rows:
@@ -120,6 +123,8 @@ def _parsed_lines(file: Path, text: str) -> Iterator[tuple[int, Any]]:
             yield line, json.loads(content)
         except json.JSONDecodeError as error:
             raise UserError(f"{file} line {line}: not valid JSON ({error.msg})") from error
+        except RecursionError as error:
+            raise UserError(f"{file} line {line}: nested too deeply to be a chat") from error
 
 
 def _arrow_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

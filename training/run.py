@@ -1,37 +1,35 @@
 """run: what every training/train_*.py does, from the command line to the published drafter.
 
-A mistake of the user is one line and exit code 2 here too; scripts/console.py does the same for
-scripts, which training may not import.
+A mistake of the user is one line and exit code 2 here too.
 """
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from transformers.utils import logging as transformers_logging
 
 from drafters.base import NeuralDrafter
 from drafters.errors import UserError
 from drafters.settings import find_config, load, to_yaml
+from drafters.whole import write_text
+from inference import Output
 from training import acceptance, tracking
+from training.commandline import dressed, empty, ended, note, stderr
 from training.estimate import estimate
 from training.options import TrainSettings
 from training.parts import Parts, prepare
+from training.samples import FIGURES, MARKED, benchmark_prompts, benchmark_rows, sample_rows
 from training.state import STATE
 from training.trainer import Run, Trainer
 
-# The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 _SETTINGS = "settings.yaml"
-_stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def main(method: str, config: str, summary: str) -> NoReturn:
+def main(method: str, config: str, about: str | None) -> NoReturn:
     """Run the command of one family and end the process.
 
     Exit codes: 0 done, 2 the user's mistake (one line), 128 + n stopped by signal n.
@@ -39,13 +37,12 @@ def main(method: str, config: str, summary: str) -> NoReturn:
     Args:
         method: name of the drafter family.
         config: the project's own config that serves unless --config gives another.
-        summary: first paragraph of the help.
+        about: the help, before all settings and their defaults.
     """
-    defaults = f"\b\nSettings (give section.key=value):\n{to_yaml(TrainSettings())}"
-    text = f"{summary}\n\n{defaults}".replace("\n\n", "\n\n\b\n")
-    cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    defaults = f"Settings (give section.key=value):\n{to_yaml(TrainSettings())}"
+    cli = empty(f"{(about or '').strip()}\n\n{defaults}")
 
-    @cli.command(help=text)
+    @cli.command()
     def train(
         overrides: Annotated[
             list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...")
@@ -58,21 +55,7 @@ def main(method: str, config: str, summary: str) -> NoReturn:
         settings = load(TrainSettings, [find_config(config)], overrides or [])
         return _train(method, settings, dry_run=dry_run)
 
-    try:
-        code = cli(standalone_mode=False)
-    except UserError as error:
-        code = _fail(str(error))
-    except _UsageError as error:
-        code = _fail(f"{error} (see --help)")
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(text: str) -> int:
-    if os.environ.get("RANK", "0") == "0":
-        _stderr.print(f"error: {' '.join(text.split())}", style="red", markup=False)
-    return 2
+    sys.exit(ended(dressed(cli)))
 
 
 def _train(method: str, settings: TrainSettings, *, dry_run: bool) -> int:
@@ -82,44 +65,56 @@ def _train(method: str, settings: TrainSettings, *, dry_run: bool) -> int:
             f"{output} holds a run already: set resume=true to go on with it, or give another "
             "output folder"
         )
-    if not _stderr.is_terminal:
+    if not stderr.is_terminal:
         transformers_logging.disable_progress_bar()
+    prompts = benchmark_prompts(settings)
     parts = prepare(method, settings)
     main_process = parts.accelerator.is_main_process
-    for note in parts.notes if main_process else []:
-        _say(note)
+    for line in parts.notes if main_process else []:
+        note(line)
     if dry_run:
         if main_process:
             typer.echo(_described(parts))
         return 0
     if main_process:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / _SETTINGS).write_text(to_yaml(parts.settings), encoding="utf-8")
+        write_text(output / _SETTINGS, to_yaml(parts.settings))
     parts.accelerator.wait_for_everyone()
     tracking.start(parts.accelerator, settings.tracking, output, dataclasses.asdict(parts.settings))
-    received = _run(parts)
+    published = output / ("best" if settings.evaluate.times else "last")
+    received, step = _run(parts)
+    if prompts and main_process and received is None:
+        rows = benchmark_rows(parts.objective.target, published, prompts, parts.settings)
+        tracking.log_table(parts.accelerator, "benchmark", FIGURES, rows, step)
     parts.accelerator.end_training()
     if not main_process:
         return 0
     if received is not None:
-        _say(f"stopped by signal {received}; resume=true goes on")
+        note(f"stopped by signal {received}; resume=true goes on")
         return 128 + received
-    typer.echo(str(output / ("best" if settings.evaluate.times else "last")))
+    typer.echo(str(published))
     return 0
 
 
-def _run(parts: Parts) -> int | None:
-    """Train, with a bar where there is a terminal; return the signal that ended it, if any."""
+def _run(parts: Parts) -> tuple[int | None, int]:
+    """Train, with a bar where there is a terminal.
+
+    Returns:
+        The signal that ended it, if any, and the steps done.
+    """
     objective, settings = parts.objective, parts.settings
 
     def measured(drafter: NeuralDrafter) -> acceptance.Acceptance:
-        return acceptance.measure(
-            objective.target, drafter, parts.prompts, settings.evaluate, settings.seed
+        seen: list[Output] = []
+        found = acceptance.measure(
+            objective.target, drafter, parts.prompts, settings.evaluate, settings.seed, seen.append
         )
+        rows = sample_rows(seen, objective.target)
+        tracking.log_table(parts.accelerator, "samples", MARKED, rows, trainer.progress.step)
+        return found
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-    quiet = not (_stderr.is_terminal and parts.accelerator.is_main_process)
-    with Progress(*columns, TimeRemainingColumn(), console=_stderr, disable=quiet) as bar:
+    quiet = not (stderr.is_terminal and parts.accelerator.is_main_process)
+    with Progress(*columns, TimeRemainingColumn(), console=stderr, disable=quiet) as bar:
         task = bar.add_task("training", total=1.0)
         run = Run(
             objective,
@@ -127,10 +122,11 @@ def _run(parts: Parts) -> int | None:
             parts.held_out,
             measured if parts.prompts else None,
             parts.identity,
-            _say if parts.accelerator.is_main_process else lambda _: None,
+            note if parts.accelerator.is_main_process else lambda _: None,
             lambda share: bar.update(task, completed=share),
         )
-        return Trainer(run, settings, parts.accelerator).train()
+        trainer = Trainer(run, settings, parts.accelerator)
+        return trainer.train(), trainer.progress.step
 
 
 def _described(parts: Parts) -> str:
@@ -143,7 +139,3 @@ def _described(parts: Parts) -> str:
         "supervised"
     )
     return "\n".join([to_yaml(parts.settings).rstrip(), *estimate(parts), first])
-
-
-def _say(text: str) -> None:
-    _stderr.print(text, markup=False)

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from drafters.errors import UserError
+from drafters.untrusted import read_object
+from drafters.whole import whole_file, write_text
 from training.chats import Shard, row_keys
 
 CHATS, MANIFEST = "chats.parquet", "manifest.json"
@@ -90,12 +92,19 @@ class Tally:
             for key, value in meta[name].items():
                 getattr(self, name)[key] += value
 
-    def next_size(self, goal: Goal, most: int) -> int:
-        """Return how many chats the next shard should hold: 0 if the goal is reached."""
+    def next_size(self, goal: Goal, most: int, longest: int) -> int:
+        """Return how many chats the next shard should hold: 0 if the goal is reached.
+
+        Args:
+            goal: of the run.
+            most: chats of a shard.
+            longest: tokens that the answers of a chat can have: so many chats it takes at least.
+        """
         wanted = [most]
         if goal.size is not None:
             wanted.append(goal.size - self.made)
-        for have, need in ((self.supervised, goal.tokens), (self.kept, goal.chats)):
+        counts = ((self.supervised, goal.tokens, longest), (self.kept, goal.chats, 1))
+        for have, need, each in counts:
             if need is None:
                 continue
             if have >= need:
@@ -103,6 +112,8 @@ class Tally:
             if have:
                 # some more than it takes on average, so that the last shard is the last
                 wanted.append(int((need - have) * self.made / have * 1.1) + 4)
+            else:
+                wanted.append(-(-need // each))
         return min(wanted)
 
 
@@ -127,7 +138,7 @@ class ShardFolder:
         self.done = (folder / MANIFEST).exists() and not begun.exists()
         known = folder / MANIFEST if self.done else begun
         if known.exists():
-            found = json.loads(known.read_text())
+            found = read_object(known)
             # a run that goes on may want more, or fewer, than it set out for
             _compare(_identity(found.get("settings", {})), _identity(self.settings), known)
             if self.done and not self._asks_for_more(found):
@@ -138,7 +149,7 @@ class ShardFolder:
         if self.done:
             self._reopen()
         if not begun.exists():
-            _write(begun, json.dumps({"settings": self.settings}))
+            write_text(begun, json.dumps({"settings": self.settings}))
 
     def _asks_for_more(self, found: Mapping[str, Any]) -> bool:
         """Tell whether the goal lies beyond a finished data set.
@@ -160,7 +171,9 @@ class ShardFolder:
     def _reopen(self) -> None:
         """Make a finished data set the first shard; it stays readable until the next is there."""
         self.done = False
-        found = json.loads((self.folder / MANIFEST).read_text())
+        for left in self.files():  # of a run that was killed as it removed them
+            left.unlink()
+        found = read_object(self.folder / MANIFEST)
         table = pq.read_table(self.folder / CHATS)
         kind = found["settings"]["source"]["kind"]
         meta = {
@@ -228,7 +241,7 @@ class ShardFolder:
         table = table.replace_schema_metadata(None).slice(0, _enough(table, goal))
         _store(table, self.folder / CHATS)
         full = {"settings": self.settings, **manifest, **_counts(table, tally)}
-        _write(self.folder / MANIFEST, json.dumps(full, indent=2) + "\n")
+        write_text(self.folder / MANIFEST, json.dumps(full, indent=2) + "\n")
         (self.shards / "settings.json").unlink()  # from here on this run is over
         self.lock.release()
         shutil.rmtree(self.shards)
@@ -300,12 +313,5 @@ def _make(folder: Path) -> None:
 
 
 def _store(table: pa.Table, file: Path) -> None:
-    part = file.with_suffix(".part")
-    pq.write_table(table, part, compression="zstd", compression_level=19)
-    part.replace(file)
-
-
-def _write(file: Path, text: str) -> None:
-    part = file.with_suffix(".part")
-    part.write_text(text)
-    part.replace(file)
+    with whole_file(file) as new:
+        pq.write_table(table, new, compression="zstd", compression_level=19)

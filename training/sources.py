@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from drafters.errors import UserError
+from drafters.settings import own
 from inference.prompts import read_prompts
 
 SELF_CHAT, PROMPTS, TEXTS = "self-chat", "prompts", "texts"
@@ -117,7 +118,7 @@ def given_texts(path: Path) -> Source:
 
 def _lines(path: Path, what: str) -> Sequence[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = own(path).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): give a text file") from error
     except OSError as error:

@@ -6,7 +6,6 @@ in it can run code.
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drafters.errors import UserError
+from drafters.whole import whole_file
 
 STATE = "state.safetensors"
 
@@ -66,10 +66,8 @@ def save_state(
         tensors |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
     tensors |= {f"generator.{rank}": state for rank, state in enumerate(generators)}
     header = {"progress": json.dumps(asdict(progress)), "identity": json.dumps(identity)}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}.{os.getpid()}")
-    save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, new, metadata=header)
-    new.replace(file)
+    with whole_file(file) as new:
+        save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, new, metadata=header)
 
 
 def load_state(

@@ -3,12 +3,14 @@
 Fixed names. Held-out chats: `loss` (nats a prediction), `agreement/D` (most likely token equals the
 target's), `overlap/D` (sum of min(p, q) at temperature 1), teacher-forced. The engine on held-out
 prompts: `tau`, `alpha/D` (accepted / attempted at depth D). Training: `train/loss`,
-`train/agreement/D`, `learning_rate`, `tokens_per_second`, `skipped_steps`, `epoch`.
+`train/agreement/D`, `learning_rate`, `tokens_per_second`, `skipped_steps`, `epoch`. Tables:
+`samples` (texts, accepted drafts in brackets) at every evaluation, `benchmark` at the end where it
+is asked for.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 from drafters.errors import UserError
+from drafters.whole import write_text
 from training.options import TrackingSettings
 
 METRICS = "metrics.jsonl"
@@ -25,7 +28,7 @@ class JsonlTracker(GeneralTracker):
     """Appends one JSON object a call to a file.
 
     Args:
-        file: made with the first line; a resumed run appends.
+        file: made with the first line; a resumed run appends, see rewind.
     """
 
     name = "jsonl"
@@ -49,9 +52,34 @@ class JsonlTracker(GeneralTracker):
         """Leave the settings to settings.yaml, which lies beside the file."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **_kwargs: Any) -> None:
-        """Append one line."""
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **values}) + "\n")
+        """Append one line.
+
+        Raises:
+            UserError: if the disk does not take it.
+        """
+        try:
+            with self.file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"step": step, **values}) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"{self.file} cannot be written ({error.strerror}): make room; what was saved "
+                "stays, and resume=true goes on"
+            ) from error
+
+
+def rewind(output: Path, step: int) -> None:
+    """Drop what a killed run wrote of later steps, which come again, and a line it had begun."""
+    file = output / METRICS
+    if not file.exists():
+        return
+    kept: list[str] = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, KeyError, TypeError):
+            continue
+    write_text(file, "".join(kept))
 
 
 def trackers_of(settings: TrackingSettings, output: Path) -> list[Any]:
@@ -83,6 +111,29 @@ def start(
     if "wandb" in settings.trackers:
         options["wandb"] = {"dir": str(output), "name": output.name, "mode": _wandb_mode()}
     accelerator.init_trackers(settings.project, _flat(values), options)
+
+
+def log_table(
+    accelerator: Accelerator,
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    step: int,
+) -> None:
+    """Send a table to every tracker in the form that it shows: a table, Markdown or a list."""
+    for tracker in accelerator.trackers:
+        if tracker.name == "wandb":
+            tracker.log_table(name, columns=[*columns], data=[[*row] for row in rows], step=step)
+        elif tracker.name == "jsonl":
+            tracker.log({name: [dict(zip(columns, row, strict=True)) for row in rows]}, step=step)
+        else:
+            tracker.log({name: _markdown(columns, rows)}, step=step)
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _wandb_mode() -> str:

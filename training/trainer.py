@@ -38,6 +38,7 @@ from training.options import TrainSettings, seconds
 from training.processes import Processes
 from training.signals import StopSignals
 from training.state import STATE, Progress, load_state, save_state
+from training.tracking import rewind
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class Trainer:
                 accelerator.process_index,
             )
             run.say(f"resuming after step {self.progress.step}")
+        if accelerator.is_main_process:
+            rewind(self.output, self.progress.step)
         self.objective = accelerator.prepare_model(run.objective)
         self.processes = Processes(accelerator)
         self.source = OnPolicy(run.lessons, self.drafter, settings.on_policy, settings.seed)

@@ -1,6 +1,6 @@
 """Convert a drafter's folder: ours into a foreign format, or a foreign one into ours."""
 
-import tempfile
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from drafters.formats.registry import reader, writer
 from drafters.shape import TargetShape
 from drafters.stored import FORMAT_VERSION, read_config
 from drafters.target import Target
+from drafters.whole import whole_folder
 
 
 def export_drafter(
@@ -100,7 +101,12 @@ def import_drafter(
         "target": Fingerprint.of(target).to_dict(),
         "training": {"imported": {"format": dialect.name, "lost": list(ours.lost)}},
     }
-    loaded = load_drafter(write_folder(place, config, ours.tensors), target)
+    write_folder(place, config, ours.tensors)
+    try:
+        loaded = load_drafter(place, target)
+    except UserError:
+        shutil.rmtree(place)  # it did not exist before
+        raise
     assert isinstance(loaded, NeuralDrafter)
     return ours.lost
 
@@ -122,7 +128,8 @@ def read_ours(folder: Path, target: Target | None) -> Ours:
     drafter = load_drafter(folder, target)
     assert isinstance(drafter, NeuralDrafter)
     shape = TargetShape(**config["shape"])
-    tensors = load_file(folder / WEIGHTS)  # in the dtypes they are stored in
+    stored = load_file(folder / WEIGHTS)  # in the dtypes they are stored in
+    tensors = drafter.completed(stored, target)
     return Ours(drafter.name, drafter.options(), shape, tensors, config["target"])
 
 
@@ -140,9 +147,5 @@ def _weigh(lost: Sequence[str], what: str, allow_loss: bool) -> None:
 
 def _save(theirs: Theirs, place: Path) -> None:
     """Write a foreign folder whole or not at all."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as work:
-        new = Path(work) / "new"
-        new.mkdir()
+    with whole_folder(place) as new:
         theirs.save(theirs, new)
-        new.rename(place)

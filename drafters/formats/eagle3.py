@@ -23,7 +23,7 @@ from drafters.shape import TargetShape, usual_taps
 from drafters.target import Target
 
 FAMILY = "eagle"
-_TRAINING = {"unroll", "init_layer", "init_embedding", "init_fusion", "init_head"}
+_TRAINING = {"unroll", "head", "init_layer", "init_embedding", "init_fusion", "init_head"}
 _NORMS = {"norm_before_residual", "tap_norm", "norm_output", "qk_norm"}
 OPTIONS = frozenset({"taps", "layers", "draft_vocab_size", "attention_bias"} | _NORMS | _TRAINING)
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"

@@ -66,6 +66,17 @@ def read_warp(config: Mapping[str, Any], allowed: Allowed | None = None) -> Warp
                 f"{name} is {value!r}: it is not supported, leave it out; supported are "
                 f"{', '.join(_READ.split())}"
             )
+    try:
+        return _warp(given, allowed)
+    except UserError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"a generation config has a value of another type than its option takes ({error})"
+        ) from error
+
+
+def _warp(given: Mapping[str, Any], allowed: Allowed | None) -> Warp:
     rules = Rules(
         logit_bias=_biases(given.get("sequence_bias", {})),
         repetition_penalty=given.get("repetition_penalty", 1.0),

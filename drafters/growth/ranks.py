@@ -141,7 +141,7 @@ def read_paths(file: str | Path) -> Paths:
         bare = isinstance(held, list)
         given = cast("list[list[Any]]", held if bare else held["paths"])
         paths = tuple(tuple(path) for path in given)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"tree {file} cannot be read ({error}): {_FORM}") from error
     if not paths or not all(path and all(_is_rank(x) for x in path) for path in paths):
         raise UserError(f"tree {file} holds no paths of ranks: {_FORM}")

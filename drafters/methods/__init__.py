@@ -18,6 +18,7 @@ from drafters.methods import (
     self_window,
     standalone,
     suffix,
+    universal,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "self_window",
     "standalone",
     "suffix",
+    "universal",
 ]

@@ -103,7 +103,8 @@ def _check_vocabulary(model: Target, target: Target) -> None:
     if sizes[0] != sizes[1]:
         raise UserError(
             f"draft model {model.name} has a vocabulary of {sizes[0]} ids, target {target.name} "
-            f"one of {sizes[1]}: give a model of the target's own tokenizer"
+            f"one of {sizes[1]}: give a model of the target's own tokenizer, or draft by text with "
+            f"universal:model={model.name}"
         )
     if ours is None or theirs is None:
         return
@@ -112,7 +113,8 @@ def _check_vocabulary(model: Target, target: Target) -> None:
         if mine != wanted:
             raise UserError(
                 f"id {token} is {mine!r} for draft model {model.name} and {wanted!r} for target "
-                f"{target.name}: give a model of the target's own tokenizer"
+                f"{target.name}: give a model of the target's own tokenizer, or draft by text with "
+                f"universal:model={model.name}"
             )
 
 

@@ -2,12 +2,14 @@
 
 The slot of token x[i+1] carries the target's feature g[i], fused from several layers; it predicts
 x[i+2]. Further guesses are fed the layer's own output in place of a feature, and training unrolls
-exactly that. Embeddings are the target's, the head is the drafter's own on its draft vocabulary.
+exactly that. Embeddings are the target's; the head on the draft vocabulary is the drafter's own, as
+published, or the target's.
 Source: Li et al. 2025 (EAGLE-3, arXiv 2503.01840); tap_norm and norm_output: EAGLE-3.1 (2026).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -28,6 +30,7 @@ from drafters.layers import (
     packed_linear,
     packed_norm,
 )
+from drafters.linear import FrozenLinear
 from drafters.packed import PackedLayer
 from drafters.recurrent import RecurrentSession
 from drafters.reduced import ReducedDrafter
@@ -54,6 +57,7 @@ class EagleOptions:
         norm_output: EAGLE-3.1: feed back the normed state instead of the raw one.
         qk_norm: norm queries and keys, as Qwen3's layers do.
         attention_bias: biases on queries, keys and values, as Qwen2's layers have.
+        head: a matrix of its own on the kept ids, or the target's rows, neither trained nor stored.
         init_layer: the layers start as copies of the target's last ones.
         init_embedding: what the first layer makes of the embedding at the start.
         init_fusion: the fused feature starts as the highest tap.
@@ -69,6 +73,7 @@ class EagleOptions:
     norm_output: bool = False
     qk_norm: bool = False
     attention_bias: bool = False
+    head: Literal["own", "target"] = "own"
     init_layer: Start = "target"
     init_embedding: Literal["zero", "target", "random"] = "target"
     init_fusion: Start = "target"
@@ -153,7 +158,8 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
         layers = [DecoderLayer(shape, kind) for kind in kinds]
         self.layers = nn.ModuleList(layers)
         self.norm = Norm(width, shape.norm_epsilon)
-        self.head = nn.Linear(width, len(self.vocabulary), bias=False)
+        if config.head == "own":
+            self.head = nn.Linear(width, len(self.vocabulary), bias=False)
 
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
@@ -171,7 +177,8 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
             self.fusion.weight.zero_()
             self.fusion.weight[:, -self.shape.hidden_size :].fill_diagonal_(1.0)
         if config.init_head == "target":
-            self.head.weight.copy_(self.head_rows(target))
+            if config.head == "own":
+                self.head.weight.copy_(self.head_rows(target))
             norm = target.norm_state().get("weight")
             if norm is not None:
                 self.norm.weight.copy_(norm)
@@ -180,14 +187,14 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
         """Return the layers under their own type."""
         return cast("list[DecoderLayer]", list(self.layers))
 
-    def parts(self) -> EagleParts:
-        """Return the trainable maps."""
+    def parts(self, target: Target) -> EagleParts:
+        """Return the trainable maps, and the target's rows where they are the head."""
         return EagleParts(
             self.fusion,
             self.tap_norm,
             self.decoder_layers(),
             self.norm,
-            self.head,
+            self.head if self.config.head == "own" else partial(F.linear, weight=self.lent(target)),
             self.config.norm_output,
             self.shape.norm_epsilon,
         )
@@ -200,23 +207,46 @@ class EagleDrafter(ReducedDrafter[EagleOptions]):
             None if self.tap_norm is None else self.tap_norm.detach().to(dtype, copy=True),
             [packed_layer(layer, dtype) for layer in self.decoder_layers()],
             packed_norm(self.norm, dtype),
-            packed_linear(self.head, dtype),
+            packed_linear(self.head, dtype)
+            if self.config.head == "own"
+            else FrozenLinear([self.lent(target).to(dtype)]),
             self.config.norm_output,
             self.shape.norm_epsilon,
         )
 
-    def true_features(self, batch: Batch) -> Tensor:
+    def lent(self, target: Target) -> Tensor:
+        """Return the target's rows of the kept ids [K, D], as bfloat16 numbers.
+
+        A guess need not be exact, and where a few tokens are bound by reading weights, those that
+        are bfloat16 numbers take half the time.
+        """
+        rows = self.head_rows(target)
+        return rows.bfloat16().to(self.fusion.weight)
+
+    def completed(self, tensors: Mapping[str, Tensor], target: Target | None) -> dict[str, Tensor]:
+        """Add the target's rows where they are the head.
+
+        Raises:
+            UserError: if they are, and there is no target.
+        """
+        if self.config.head == "own":
+            return dict(tensors)
+        if target is None:
+            raise UserError("this drafter's head is the target's: give the target, --target")
+        return {**tensors, "head.weight": self.lent(target)}
+
+    def true_features(self, batch: Batch, parts: EagleParts) -> Tensor:
         """Return the fused features [B, T, D] of a batch."""
         if batch.taps is None:
             raise ValueError(f"{self.name} reads layers {self.features.layers}: batch.taps is None")
         taps = batch.taps.to(self.fusion.weight.dtype)
         # back in its own dtype: the residual stream stays exact under autocast
-        return self.parts().fuse(taps).to(taps.dtype)
+        return parts.fuse(taps).to(taps.dtype)
 
     def predict(self, batch: Batch, target: Target) -> list[Prediction]:
         """Unroll every slot `unroll` steps: true tokens, the drafter's own states."""
-        parts = self.parts()
-        state = self.true_features(batch)
+        parts = self.parts(target)
+        state = self.true_features(batch, parts)
         steps = unroll(parts, self.rotary, batch, target, state, self.config.unroll)
         return [
             slot_prediction(batch, slots, step, state, parts.logits)

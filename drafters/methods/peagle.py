@@ -81,8 +81,8 @@ class PeagleDrafter(EagleDrafter):
 
     def predict(self, batch: Batch, target: Target) -> list[Prediction]:
         """Let a line of slots start at every index; while training, not all go on to the end."""
-        maps = self.parts()
-        state = self.true_features(batch)
+        maps = self.parts(target)
+        state = self.true_features(batch, maps)
         rows, length = batch.ids.shape
         documents = Documents(batch.document)
         attention = [UnrolledAttention(documents) for _ in self.layers]

@@ -18,7 +18,7 @@ LINES = [
     {"question_id": 2, "category": "code", "turns": ["x = 1", "y = 2"]},
     {"question_id": 3, "category": "chat", "turns": ["and in the end"]},
 ]
-QUICK = ("--max-new-tokens", "6", "--repeats", "1", "--warmup", "1")
+QUICK = ("--max-new-tokens", "6", "--repeats", "1", "--warmup", "1", "--no-report")
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ def test_a_shallow_target_needs_taps(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_run_in_this_process(
+def test_a39_a_run_in_this_process(
     place: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -293,10 +293,31 @@ def test_a_killed_run_goes_on(place: Path, tmp_path: Path, kind: signal.Signals)
 
 @pytest.mark.slow
 def test_wandb_without_a_login_stays_offline(place: Path, tmp_path: Path) -> None:
-    train("medusa", place, tmp_path / "out", "tracking.trackers=[wandb,tensorboard,jsonl]")
+    """Every tracker gets curves, samples with accepted drafts marked, and the benchmark's table."""
+    more = ["tracking.benchmark=configs/prompts/demo.jsonl", "evaluate.shape=gamma=2"]
+    trackers = "tracking.trackers=[wandb,tensorboard,jsonl]"
+    secret = "hf_NeverToBeSeen"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", secret)
+        patch.setenv("WANDB_API_KEY", secret * 3)
+        train("medusa", place, tmp_path / "out", trackers, *more)
     assert list((tmp_path / "out" / "wandb").glob("offline-run-*"))
     assert list((tmp_path / "out" / "drafters").glob("events.out.tfevents.*"))
-    assert (tmp_path / "out" / "metrics.jsonl").exists()
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    logged = [json.loads(line) for line in lines]
+    assert any("train/loss" in one for one in logged)
+    [measured, *_] = [one for one in logged if "tau" in one]
+    assert "alpha/1" in measured
+    [samples, *_] = [one["samples"] for one in logged if "samples" in one]
+    assert set(samples[0]) == {"tau", "text"}
+    [table] = [one["benchmark"] for one in logged if "benchmark" in one]
+    assert [row["identical"] for row in table] == [None, 2]
+    assert (tmp_path / "out" / "benchmark.json").exists()
+    written = [file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()]
+    assert not any(secret.encode() in content for content in written)
+    shown = b"".join(file.read_bytes() for file in (tmp_path / "out" / "drafters").rglob("*out*"))
+    assert b"benchmark" in shown
+    assert b"samples" in shown
 
 
 def test_a_drafter_without_weights_cannot_be_trained(place: Path, tmp_path: Path) -> None:

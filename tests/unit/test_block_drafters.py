@@ -430,7 +430,7 @@ def test_the_last_two_layers_input_is_read_unless_told() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_learned_is_accepted(name: str, target: Target) -> None:
+def test_a45_what_is_learned_is_accepted(name: str, target: Target) -> None:
     """An oracle is within reach: the loss goes to zero and every guess is taken."""
     prompts = prompts_of(6, 6, seed=2)
     texts = [o.ids for o in generate(target, NoDrafter(), prompts, max_new_tokens=22)]

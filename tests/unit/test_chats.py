@@ -22,7 +22,7 @@ from training.features import Lessons
 from training.forms import ChatForm
 from training.options import FeatureSettings
 from training.records import read_records
-from training.shards import CHATS, MANIFEST, Goal, ShardFolder
+from training.shards import CHATS, MANIFEST, Goal, ShardFolder, Tally
 from training.sources import Source, Start, given_prompts, given_texts, self_chat
 
 END = 2
@@ -294,10 +294,20 @@ def fill(folder: Path, goal: Goal, shards: int | None = None) -> ShardFolder:
     store = ShardFolder(folder, {**SETTINGS, "goal": wanted})
     work = maker(talker(), self_chat(None, 0))
     tally = store.tally()
-    while (size := tally.next_size(goal, 6)) and shards != 0:
+    while (size := tally.next_size(goal, 6, work.longest_answers)) and shards != 0:
         tally.add(store.add(work.make(tally.made, size, tally.keys)))
         shards = None if shards is None else shards - 1
     return store
+
+
+def test_the_first_shard_is_no_larger_than_the_goal_surely_takes() -> None:
+    tally = Tally()
+    assert tally.next_size(Goal(tokens=1000), 256, 200) == 5
+    assert tally.next_size(Goal(tokens=1001, size=4), 256, 200) == 4
+    assert tally.next_size(Goal(chats=9), 256, 200) == 9
+    assert tally.next_size(Goal(tokens=10**6), 256, 200) == 256
+    tally.made, tally.kept, tally.supervised = 5, 5, 500
+    assert tally.next_size(Goal(tokens=1000), 256, 200) == 9
 
 
 def test_a_killed_run_goes_on_without_duplicates_or_loss(tmp_path: Path) -> None:

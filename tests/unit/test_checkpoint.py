@@ -1,10 +1,11 @@
-"""Saving over an older save: what a kill leaves is the old drafter, the new one, or refused."""
+"""Saving over an older save: what a kill leaves is the old drafter or the new one, whole."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from drafters import whole
 from drafters.base import NeuralDrafter
 from drafters.checkpoint import CONFIG, WEIGHTS, load_drafter, save_drafter
 from drafters.errors import UserError
@@ -24,35 +25,63 @@ def drafter_of(target: Target, heads: int) -> NeuralDrafter:
     return drafter
 
 
-@pytest.mark.parametrize("renames", [0, 1])
 @pytest.mark.parametrize("heads", [2, 3])
-def test_a_kill_between_two_renames(
-    target: Target, renames: int, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_stop_at_the_exchange(
+    target: Target, heads: int, exchanged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run's options stay the same; those of another never meet weights they do not fit."""
     old, new = drafter_of(target, 2), drafter_of(target, heads)
-    folder = save_drafter(old, tmp_path / "d", target)
-    real, done = Path.replace, []
+    folder = save_drafter(old, tmp_path / "d", target, {"step": 1})
+    real = whole._exchange
 
-    def replace(self: Path, to: Path) -> Path:
-        if len(done) == renames:
-            raise KeyboardInterrupt
-        done.append(to.name)
-        return real(self, to)
+    def exchange(fresh: Path, place: Path) -> bool:
+        if exchanged:
+            real(fresh, place)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(whole, "_exchange", exchange)
     with pytest.raises(KeyboardInterrupt):
-        save_drafter(new, folder, target)
-    assert done == [WEIGHTS][:renames]
+        save_drafter(new, folder, target, {"step": 2})
     monkeypatch.undo()
-    if renames and heads != 2:
-        with pytest.raises(UserError, match="unused tensors"):
-            load_drafter(folder, target)
-    else:
-        found = load_drafter(folder, target)
-        assert isinstance(found, NeuralDrafter)
-        for name, tensor in (old, new)[renames].state_dict().items():
-            assert torch.equal(found.state_dict()[name], tensor)
+    found = load_drafter(folder, target)
+    assert isinstance(found, NeuralDrafter)
+    for name, tensor in (old, new)[exchanged].state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor)
+    assert f'"step": {1 + exchanged}' in (folder / CONFIG).read_text()
+    assert list(tmp_path.iterdir()) == [folder]
     save_drafter(new, folder, target)
-    assert {file.name for file in folder.iterdir()} == {WEIGHTS, CONFIG}
     assert load_drafter(folder, target).options() == new.options()
+
+
+def test_without_exchange_files_are_replaced_one_by_one(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "_exchange", lambda *_: False)
+    folder = save_drafter(drafter_of(target, 2), tmp_path / "d", target)
+    (folder / "stale.txt").write_text("")
+    save_drafter(drafter_of(target, 3), folder, target)
+    assert {file.name for file in folder.iterdir()} == {WEIGHTS, CONFIG}
+    assert load_drafter(folder, target).options()["heads"] == 3
+
+
+def test_what_a_dead_process_left_is_removed(target: Target, tmp_path: Path) -> None:
+    (tmp_path / ".d.4194305.part").mkdir()  # above the largest process id
+    (tmp_path / ".d.1.part").mkdir()
+    (tmp_path / ".d.x.part").mkdir()
+    save_drafter(drafter_of(target, 2), tmp_path / "d", target)
+    assert {f.name for f in tmp_path.iterdir()} == {"d", ".d.1.part", ".d.x.part"}
+
+
+def test_a_link_stays_a_link(target: Target, tmp_path: Path) -> None:
+    place = save_drafter(drafter_of(target, 2), tmp_path / "place", target)
+    link = tmp_path / "link"
+    link.symlink_to(place)
+    save_drafter(drafter_of(target, 3), link, target)
+    assert link.is_symlink()
+    assert load_drafter(place, target).options()["heads"] == 3
+
+
+def test_a_place_that_cannot_be_written(target: Target, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="d cannot be written"):
+        save_drafter(drafter_of(target, 2), tmp_path / "file" / "d", target)

@@ -102,7 +102,7 @@ def test_a_model_of_another_kind_drafts() -> None:
     assert [o.tau for o in itself] == [4, 4]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("growth", [Chain(4), Dynamic(8, 3, 3)], ids=str)
 def test_a15_a_shorter_context_ends_drafting_not_the_text(family: str, growth: Growth) -> None:
     target = tiny_target()

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import drafters.session
 from drafters.base import Batch
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
+from drafters.formats.convert import read_ours
 from drafters.growth import Chain, Dynamic, Growth, Static
 from drafters.methods.eagle import EagleDrafter, EagleOptions
 from drafters.methods.none import NoDrafter
@@ -33,6 +35,7 @@ FLAGS: dict[str, dict[str, object]] = {
     "residual": {"norm_before_residual": True},
     "qwen": {"qk_norm": True, "attention_bias": True},
     "two_layers": {"layers": 2},
+    "lent_head": {"draft_vocab_size": 48, "head": "target"},
     "two_taps": {"taps": [0, 6]},
 }
 
@@ -252,13 +255,36 @@ def test_the_start_is_the_targets_own(target: Target) -> None:
     drafter.vocabulary.keep(ids)
     drafter.init_from(target)
     taps = torch.randn(2, 3 * 64)
-    assert torch.equal(drafter.parts().fuse(taps), taps[:, 128:])
+    assert torch.equal(drafter.parts(target).fuse(taps), taps[:, 128:])
     assert torch.equal(drafter.head.weight, target.head_rows(ids))
     assert torch.equal(drafter.norm.weight, target.norm_state()["weight"])
     state = target.layer_state(7)
     layer = drafter.decoder_layers()[0]
     assert torch.equal(layer.down.weight, state["mlp.down_proj.weight"])
     assert torch.equal(layer.out.weight, state["self_attn.o_proj.weight"])
+
+
+def test_a_head_of_the_targets_is_neither_trained_nor_stored(
+    target: Target, tmp_path: Path
+) -> None:
+    own, lent = make(target, draft_vocab_size=48), make(target, draft_vocab_size=48, head="target")
+    assert lent.ids is not None
+    rows = target.head_rows(lent.ids).bfloat16().float()
+    own.load_state_dict({**lent.state_dict(), "head.weight": rows})
+    batch = batch_of(target, own, torch.tensor(prompts_of(9)))
+    theirs, ours = (by_slot(d.predict(batch, target)) for d in (own, lent))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
+    torch.stack([p.logits(slice(0, 3)).sum() for p in lent.predict(batch, target)]).sum().backward()
+    assert all(parameter.grad is not None for parameter in lent.parameters())
+    save_drafter(lent, tmp_path / "lent", target)
+    assert "head.weight" not in load_file(tmp_path / "lent/model.safetensors")
+    outputs = [generate(target, d, prompts_of(7, 3), max_new_tokens=12) for d in (own, lent)]
+    assert [(o.ids, o.rounds) for o in outputs[0]] == [(o.ids, o.rounds) for o in outputs[1]]
+    with pytest.raises(UserError, match="give the target"):
+        read_ours(tmp_path / "lent", None)
+    full = read_ours(tmp_path / "lent", target).tensors
+    assert torch.equal(full["head.weight"], rows)
 
 
 def test_two_layers_start_as_the_targets_last_two(target: Target) -> None:
@@ -317,7 +343,7 @@ def test_tap_norm_makes_the_scale_of_a_tap_irrelevant(target: Target) -> None:
     drafter = make(target, tap_norm=True)
     taps = torch.randn(3, 3 * 64)
     louder = taps * torch.tensor([100.0, 1.0, 0.3]).repeat_interleave(64)
-    fuse = drafter.parts().fuse
+    fuse = drafter.parts(target).fuse
     torch.testing.assert_close(fuse(taps), fuse(louder), atol=1e-4, rtol=1e-4)
 
 

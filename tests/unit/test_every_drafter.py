@@ -23,6 +23,7 @@ from drafters.tree import TokenTree
 from inference import generate
 from inference.engine import Decoder, Request
 from inference.stop import Stop
+from tests.folders import letters
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -64,6 +65,10 @@ def make(name: str, target: Target) -> Drafter:
     options = dict(OPTIONS.get(name, {}))
     if name == "draft_model":
         options["model"] = Target(tiny_model(seed=9, num_hidden_layers=2), name="small")
+    if name == "universal":  # the same characters, other ids
+        small = tiny_model(seed=9, num_hidden_layers=2)
+        options["model"] = Target(small, letters(roll=20), name="small")
+        target.tokenizer = letters()
     if name == "hybrid":  # what a row has learned is not in its text
         options = {"members": ["ngram", make("medusa", target)], "learn": False}
     drafter = build_drafter(name, options, target.shape)

@@ -181,7 +181,7 @@ def test_there_and_back_is_the_same_bit_for_bit(
         assert torch.equal(tensor, back[key]), key
     before, after = (config_of(place) for place in (folder, tmp_path / "back"))
     # how it was trained is not in the file, what it computes is
-    training = {"init_layer", "init_embedding", "init_fusion", "init_head", "unroll"}
+    training = {"init_layer", "init_embedding", "init_fusion", "init_head", "unroll", "head"}
     for option in before["options"].keys() - training:
         assert after["options"][option] == before["options"][option], option
     assert after["shape"] == before["shape"]

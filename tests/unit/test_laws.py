@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 from drafters.laws import Law, Laws
 from tests.exact import fractions
@@ -88,3 +89,27 @@ def test_laws_of_a_tree() -> None:
         assert third is not None
         assert list(third.weights) == [Fraction(1, 2)] * 2
         assert list(laws.law(1).weights) == list(drawn.weights)
+
+
+def test_an_operation_gives_a_new_law() -> None:
+    """What a law is made from stays as it was, also where nothing changes."""
+    for how in ("dense", "sparse"):
+        p = stored(P, P_IDS, how)
+        for other in (p.without(0), p.minus(p), p.times(0)):
+            assert dense(other) != dense(p)
+        assert dense(p) == [Fraction(1, 7), 0, Fraction(4, 7), Fraction(2, 7), 0]
+
+
+def test_laws_of_several_drafters_keep_their_own_ids() -> None:
+    ids = np.array([3, 1])
+    laws = Laws.gathered([Law(P), Law(Q[:2], ids)], np.array([1, 0]))
+    assert len(laws) == 2
+    assert laws.law(0).ids is None
+    assert laws.law(1).ids is ids
+    assert [laws.law(1).weight(token) for token in range(4)] == [0, Q[1], 0, Q[0]]
+    assert laws.of_list == [1, 0]
+
+
+def test_a_law_is_broken_where_its_first_weight_is_no_number() -> None:
+    probs = torch.tensor([[0.5, 0.5], [torch.nan, torch.nan]])
+    assert Laws(probs, None, torch.arange(2)).broken.tolist() == [False, True]

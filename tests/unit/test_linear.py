@@ -29,7 +29,7 @@ def run(linear: FrozenLinear, then: str, x: Tensor, other: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7, 8, 9, 13])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33])
 @pytest.mark.parametrize("then", THEN)
 @pytest.mark.parametrize(("rows", "columns"), [(24, 32), (37, 19), (5, 8), (1, 3)])
 def test_every_kernel_gives_the_same(

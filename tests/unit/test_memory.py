@@ -54,7 +54,7 @@ def test_a_step_s_memory_is_linear_in_the_length(target: Target, unroll: int) ->
     assert third == pytest.approx(4 * first, rel=0.1)
 
 
-def test_every_further_step_takes_the_same(target: Target) -> None:
+def test_a50_every_further_step_takes_the_same(target: Target) -> None:
     """Case A50: nothing is copied once a step of what all steps share."""
     peaks = []
     for unroll in (1, 3, 5, 7):

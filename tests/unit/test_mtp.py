@@ -179,6 +179,7 @@ def test_one_head_serves_training_and_decoding(target: Target) -> None:
         torch.testing.assert_close(taught.detach(), plain, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modules", [1, 3])
 def test_what_is_learned_is_accepted(modules: int, target: Target) -> None:
     """An overfitted drafter's chains and trees are taken, one level beyond the trained too."""

@@ -74,7 +74,7 @@ def lessons_of(
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle"])
-def test_every_prediction_has_the_same_say_wherever_it_lands(target: Target, name: str) -> None:
+def test_a34_every_prediction_has_the_same_say_wherever_it_lands(target: Target, name: str) -> None:
     # case A34: two batches with 8 and 2 supervised tokens against both in one
     drafter = drafter_of(target, name)
     examples = examples_of(16, answer=8) + examples_of(13, answer=2, seed=1)
@@ -93,7 +93,7 @@ def test_every_prediction_has_the_same_say_wherever_it_lands(target: Target, nam
     torch.testing.assert_close(together, apart, atol=1e-6, rtol=1e-4)
 
 
-def test_the_worked_example_of_token_weights() -> None:
+def test_a34_the_worked_example_of_token_weights() -> None:
     # case A34: losses 1 (eight tokens) and 3 (two tokens) are 1.4 a token, not 2
     one = torch.ones(1)
     parts = LossSums(8 * one + 6 * one, 10 * one, one, one, one)

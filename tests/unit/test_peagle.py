@@ -173,6 +173,7 @@ def train(drafter: PeagleDrafter, target: Target, batch: Batch, steps: int) -> N
     drafter.eval()
 
 
+@pytest.mark.slow
 def test_a_copy_task_is_learned_at_every_depth(target: Target) -> None:
     """x[t] = t mod 7: every depth must learn its own shift, so one slip of alignment shows."""
     drafter = make(target)
@@ -183,6 +184,7 @@ def test_a_copy_task_is_learned_at_every_depth(target: Target) -> None:
         assert torch.equal(guess, (torch.arange(40 - depth - 2) + depth + 2) % 7)
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_accepted_after_a_reload(target: Target, tmp_path: Path) -> None:
     prompts = prompts_of(8, 8, seed=2)
     texts = [o.ids for o in generate(target, NoDrafter(), prompts, max_new_tokens=30)]

@@ -27,6 +27,7 @@ def target() -> Target:
     return Target(model, tiny_tokenizer(), name="tiny")
 
 
+@pytest.mark.slow
 def test_peers_are_timed_in_the_same_turns_and_give_the_same_text(target: Target) -> None:
     peers = [Peer.parse(name, target.dtype) for name in ("hf", "hf-lookup")]
     told: list[int] = []

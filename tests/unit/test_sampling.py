@@ -15,6 +15,9 @@ from drafters.errors import UserError
 from drafters.laws import Law
 from drafters.sampling import Coin, RowRandom, Warp
 
+# the first two numbers of both coins of seed 5, row 3
+DRAFT, VERIFY = [0.6701753, 0.1033339], [0.2065046, 0.1074843]
+
 
 @pytest.mark.parametrize("top_k", [0, 1, 7])
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 0.01])
@@ -121,3 +124,112 @@ def test_a_law_of_logits_that_are_not_finite_says_so(warp: Warp, dtype: torch.dt
     spoilt = logits.clone()
     spoilt[1] = -torch.inf
     assert warp.laws(spoilt).broken.tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.5}, "temperature is -0.5: give 0 (greedy) or more"),
+        ({"top_k": -1}, "top_k is -1: give 0 (off) or more"),
+        ({"top_p": 0}, "top_p is 0: give a value in (0, 1]; 1 is off"),
+        ({"top_p": 1.25}, "top_p is 1.25: give a value in (0, 1]; 1 is off"),
+        ({"min_p": -0.25}, "min_p is -0.25: give a value in [0, 1]; 0 is off"),
+        ({"min_p": 1.25}, "min_p is 1.25: give a value in [0, 1]; 0 is off"),
+    ],
+)
+def test_what_a_value_out_of_range_is_told(options: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Warp(**options)  # pyright: ignore[reportArgumentType]
+    assert str(raised.value) == message
+
+
+def test_the_ends_of_the_ranges_are_legal() -> None:
+    assert Warp(top_p=1.0, min_p=1.0).greedy
+    assert Warp(top_p=1e-9, min_p=0.0, top_k=0).greedy
+    assert not Warp(1e-9).greedy
+    assert not Warp(1.0).greedy
+
+
+def test_top_k_of_one_and_of_all() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    assert Warp(1.0, top_k=1).laws(logits).probs.tolist() == [[0.0, 0.0, 1.0]]
+    whole = Warp(1.0).laws(logits)
+    for top_k in (3, 4):
+        assert torch.equal(Warp(1.0, top_k=top_k).laws(logits).probs, whole.probs)
+    assert (Warp(1.0, top_k=2).laws(logits).probs > 0).tolist() == [[False, True, True]]
+    ties = Warp(1.0, top_k=2).laws(torch.tensor([[1.0, 1.0, 2.0]])).probs
+    assert (ties > 0).all()
+
+
+def test_top_p_and_min_p_at_their_thresholds() -> None:
+    """Laws (1/2, 1/4, 1/4): what falls exactly on a threshold."""
+    logits = torch.tensor([[2.0, 1.0, 1.0]]).log()
+    kept = [(Warp(1.0, top_p=p).laws(logits).probs > 0).int().tolist() for p in (0.45, 0.74, 0.8)]
+    assert kept == [[[1, 0, 0]], [[1, 0, 1]], [[1, 1, 1]]]
+    half, more = (Warp(1.0, min_p=p).laws(logits).probs for p in (0.49, 0.51))
+    assert half.tolist() == [pytest.approx([0.5, 0.25, 0.25])]
+    assert more.tolist() == [[1.0, 0.0, 0.0]]
+    assert Warp(1.0, min_p=1.0).laws(logits).probs.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_a_law_says_which_node_it_is_of() -> None:
+    logits = torch.zeros(3, 2)
+    for warp in (Warp(), Warp(1.0)):
+        laws = warp.laws(logits)
+        assert laws.of.tolist() == [0, 1, 2]
+        assert laws.probs.dtype == torch.float32
+    assert Warp(1.0).laws(logits.bfloat16()).probs.dtype == torch.float32
+
+
+def test_seeds_give_the_same_numbers_for_ever() -> None:
+    """What was drawn from a seed can be drawn again by a later version."""
+    draft, verify = (coin.uniform((2,)) for coin in vars(RowRandom(5, 3)).values())
+    assert draft.tolist() == pytest.approx(DRAFT)
+    assert verify.tolist() == pytest.approx(VERIFY)
+    assert torch.equal(RowRandom(5).draft.uniform((2,)), RowRandom(5, 0).draft.uniform((2,)))
+    assert draft.dtype == torch.float32
+
+
+def test_no_row_shares_a_coin_with_another() -> None:
+    coins = [coin for row in range(4) for coin in vars(RowRandom(1, row)).values()]
+    assert len({tuple(coin.uniform((4,)).tolist()) for coin in coins}) == 8
+
+
+def test_certain_and_impossible() -> None:
+    coin = Coin(0)
+    assert all(coin.accept(1.0) for _ in range(50))
+    assert not any(coin.accept(0.0) for _ in range(50))
+    assert coin.accept(torch.tensor(1.0)) is True
+
+
+def test_a_law_of_one_token_costs_no_number() -> None:
+    coin, twin = Coin(3), Coin(3)
+    assert coin.draw(Law(torch.ones(1), torch.tensor([7]))) == 7
+    assert torch.equal(coin.uniform((3,)), twin.uniform((3,)))
+    assert coin.draw(Law(torch.ones(1))) == 0
+    assert coin.draw(Law(torch.tensor([0.0, 2.0]), torch.tensor([7, 9]))) == 9
+
+
+class Fixed(Coin):
+    """A coin whose numbers are given."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def uniform(self, shape: torch.Size | tuple[int, ...]) -> torch.Tensor:
+        return torch.full(shape, self.number)
+
+
+def test_a_draw_takes_the_first_place_beyond_its_share() -> None:
+    """Zero weights are never drawn, at the ends of blocks neither."""
+    weights = torch.zeros(600)
+    weights[[3, 255, 256, 599]] = 1.0
+    found = [Fixed(share).draw(Law(weights)) for share in (0.0, 0.25, 0.5, 0.75, 0.99)]
+    assert found == [3, 255, 256, 599, 599]
+
+
+def test_surplus_distinct_draws_have_no_weight() -> None:
+    """The race is won by the largest weight over time; equal times leave the largest weight."""
+    probs = torch.tensor([[0.2, 0.0, 0.5, 0.3]])
+    assert Fixed(0.5).draw_distinct(probs, 4).tolist() == [[2, 3, 0, 1]]
+    assert Fixed(0.0).draw_distinct(probs, 1).tolist() == [[2]]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import MISSING
 
@@ -134,6 +134,7 @@ def test_missing_file_and_missing_value(tmp_path: Path) -> None:
         load(Schema)
 
 
+@settings(max_examples=12)
 @given(
     lr=st.floats(allow_nan=False, allow_infinity=False),
     text=st.text(st.characters(codec="utf-8", exclude_categories=["C"])),

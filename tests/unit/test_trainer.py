@@ -96,9 +96,9 @@ def stop_after(trainer: Trainer, steps: int) -> None:
     trainer.run = replace(trainer.run, tick=tick)
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle"])
+@pytest.mark.parametrize("name", ["medusa", pytest.param("eagle", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_stopped_run_goes_on_as_if_it_had_not(
+def test_a31_a32_a_stopped_run_goes_on_as_if_it_had_not(
     tmp_path: Path, target: Target, name: str, accumulate: int
 ) -> None:
     # cases A31 and A32: 10 batches, so groups of four leave a last group of two in every epoch
@@ -152,7 +152,7 @@ def test_local_normalisation_gives_batches_the_same_say(tmp_path: Path, target: 
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
 
 
-def test_milestones_count_optimizer_steps_and_leave_training_on(
+def test_a35_milestones_count_optimizer_steps_and_leave_training_on(
     tmp_path: Path, target: Target
 ) -> None:
     # case A35: evaluate every 2 steps, save every 4, accumulation 2
@@ -195,7 +195,7 @@ def test_saves_without_evaluations_come_at_their_own_steps(tmp_path: Path, targe
     assert steps == [4, 8, 8]
 
 
-def test_the_best_drafter_by_tau_is_published_and_loads(tmp_path: Path, target: Target) -> None:
+def test_a36_the_best_drafter_by_tau_is_published_and_loads(tmp_path: Path, target: Target) -> None:
     taus = iter((1.5, 2.0, 1.0, 2.0))
     published: list[dict[str, torch.Tensor]] = []
 
@@ -252,7 +252,9 @@ def spoilt(lesson: Lesson, value: float) -> Lesson:
     return replace(lesson, batch=other)
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, target: Target) -> None:
+def test_a29_a_step_that_is_not_finite_is_skipped_and_counted(
+    tmp_path: Path, target: Target
+) -> None:
     # case A29, in training
     trainer = trainer_of(target, settings_of(tmp_path))
     for index in range(len(trainer.run.lessons)):
@@ -288,7 +290,7 @@ def test_three_steps_in_a_row_that_are_not_finite_end_the_run(
         assert bool(torch.isfinite(value).all())
 
 
-def test_a_batch_without_a_supervised_token_is_skipped_and_counted(
+def test_a27_a_batch_without_a_supervised_token_is_skipped_and_counted(
     tmp_path: Path, target: Target
 ) -> None:
     # case A27: the second of three samples has an empty answer
@@ -351,8 +353,9 @@ def test_epochs_end_the_run(tmp_path: Path, target: Target) -> None:
     assert (trainer.progress.step, trainer.progress.epoch, trainer.progress.place) == (15, 1, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
-def test_norms_move_although_a_step_is_below_bfloat16(
+def test_a30_norms_move_although_a_step_is_below_bfloat16(
     tmp_path: Path, target: Target, resume: bool
 ) -> None:
     # case A30: parameters stay float32 under bf16

@@ -1,0 +1,33 @@
+"""Which engine serves which family: the format that it reads and what it calls the method."""
+
+from typing import NamedTuple
+
+from drafters.errors import UserError
+
+
+class Serving(NamedTuple):
+    """A format and the engine's name of the method."""
+
+    format: str
+    method: str
+
+
+SERVED: dict[tuple[str, str], Serving] = {
+    ("vllm", "eagle"): Serving("vllm", "eagle3"),
+    ("vllm", "medusa"): Serving("medusa-vllm", "medusa"),
+    ("vllm", "standalone"): Serving("vllm", "draft_model"),
+    ("llama.cpp", "eagle"): Serving("vllm", "draft-eagle3"),
+    ("llama.cpp", "standalone"): Serving("transformers", "draft-simple"),
+}
+
+
+def serving(engine: str, family: str) -> Serving:
+    """Return how an engine serves a family.
+
+    Raises:
+        UserError: if it does not, or no format of ours carries the family there.
+    """
+    if (engine, family) not in SERVED:
+        known = ", ".join(sorted(name for place, name in SERVED if place == engine))
+        raise UserError(f"{engine} serves no {family} drafters of ours: give one of {known}")
+    return SERVED[engine, family]

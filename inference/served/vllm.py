@@ -1,0 +1,60 @@
+"""vLLM's CPU build: started in its own interpreter with a job, read back as one JSON line."""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from drafters.errors import UserError
+from inference.served.job import Job, Served
+
+_WORKER = Path(__file__).with_name("vllm_worker.py")
+_CACHE_GIB = "1"
+_MOST_SECONDS = 1800
+
+
+def run(root: Path, job: Job) -> Served:
+    """Decode a job.
+
+    Raises:
+        UserError: if vLLM is not built here, or ended without an answer.
+    """
+    python = root / "vllm" / "bin" / "python"
+    if not python.exists():
+        raise UserError(f"vLLM is not in {root}: run `make engines`")
+    openmp = root / "vllm" / "lib" / "libiomp5.so"
+    own = {
+        "VLLM_CPU_KVCACHE_SPACE": _CACHE_GIB,
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{job.threads - 1}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if openmp.exists():
+        own["LD_PRELOAD"] = str(openmp)
+    # nothing of this environment: vLLM pins another transformers
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    with tempfile.TemporaryDirectory() as work:
+        answer = Path(work) / "answer.json"
+        done = subprocess.run(
+            [str(python), str(_WORKER), str(answer)],
+            input=json.dumps(asdict(job), default=str),
+            env=kept | own,
+            cwd=work,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_MOST_SECONDS,
+        )
+        if done.returncode or not answer.exists():
+            raise UserError(f"vLLM refused {job.method or 'the target'}: {_reason(done.stderr)}")
+        return Served(**json.loads(answer.read_text()))
+
+
+def _reason(text: str) -> str:
+    """Return the first line that names an error, wherever a log has put it; else the last one."""
+    named = re.search(r"\w*Error: .+", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (named.group() if named else (lines or ["it printed nothing"])[-1])[:400]

@@ -1,0 +1,73 @@
+"""Runs in vLLM's interpreter, never in ours: reads a job from stdin, writes what came of it.
+
+python vllm_worker.py ANSWER.json < JOB.json
+"""
+
+# vLLM lies in another environment: nothing here can be checked against its types
+# pyright: basic, reportMissingImports=false
+
+import json
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """Decode a job's prompts one after the other."""
+    job = json.load(sys.stdin)
+    import vllm
+
+    settings = {
+        "model": job["target"],
+        "dtype": job["dtype"],
+        "max_model_len": max(map(len, job["prompts"])) + job["max_new_tokens"] + job["gamma"] + 8,
+        "max_num_seqs": 1,
+        "enforce_eager": True,
+        "disable_log_stats": False,
+        "enable_prefix_caching": False,
+        "seed": 0,
+    }
+    if job["drafter"]:
+        settings["speculative_config"] = {
+            "method": job["method"],
+            "model": job["drafter"],
+            "num_speculative_tokens": job["gamma"],
+        }
+    engine = vllm.LLM(**settings)
+    greedy = vllm.SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"])
+    warm = vllm.SamplingParams(temperature=0.0, max_tokens=8)
+    _decode(engine, job["prompts"][0], warm)
+    before = _counters(engine)
+    start = time.perf_counter()
+    outputs = [_decode(engine, prompt, greedy) for prompt in job["prompts"]]
+    seconds = time.perf_counter() - start
+    after = _counters(engine)
+    answer = {"version": f"vLLM {vllm.__version__}", "outputs": outputs, "seconds": seconds}
+    if job["drafter"]:
+        for name, key in (("drafts", "rounds"), ("draft_tokens", "drafted")):
+            answer[key] = after[name] - before[name]
+        answer["accepted"] = after["accepted_tokens"] - before["accepted_tokens"]
+        pairs = zip(
+            after["accepted_tokens_per_pos"], before["accepted_tokens_per_pos"], strict=True
+        )
+        answer["accepted_at"] = [a - b for a, b in pairs]
+    Path(sys.argv[1]).write_text(json.dumps(answer))
+
+
+def _decode(engine, prompt, params):
+    found = engine.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+    return list(found[0].outputs[0].token_ids)
+
+
+def _counters(engine):
+    """Return vLLM's counters of speculation by name."""
+    found = {}
+    for metric in engine.get_metrics():
+        name = metric.name.removeprefix("vllm:spec_decode_num_")
+        if name != metric.name:
+            found[name] = list(metric.values) if hasattr(metric, "values") else metric.value
+    return found
+
+
+if __name__ == "__main__":
+    main()

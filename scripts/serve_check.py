@@ -1,0 +1,152 @@
+r"""Serve an exported drafter in vLLM or llama.cpp and compare it with this library.
+
+    make engines
+    python scripts/serve_check.py --target $T --drafter runs/demo/eagle/best --engine vllm \
+        --prompts configs/prompts/demo.jsonl --limit 16 --gamma 4
+
+Exports the drafter, decodes the same prompts greedily with the engine alone, with the engine and
+the drafter, and here; then says whether the engine's texts are equal, how many drafts each
+accepted, and what the drafter buys inside that engine. Engines' speeds are never divided by ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from console import Dtype, app, note, run
+from drafters.cache_root import cache_root
+from drafters.checkpoint import load_drafter
+from drafters.errors import UserError
+from drafters.formats.convert import export_drafter
+from drafters.formats.served import serving
+from drafters.growth import Chain
+from drafters.settings import find_config
+from drafters.stored import StoredDrafter
+from drafters.target import Target
+from inference import generate
+from inference.prompts import first_turn_ids, read_prompts
+from inference.served import Job, run_engine
+from inference.served.comparison import acceptance, engine_facts, sameness
+
+cli = app(__doc__ or "")
+
+_WIDTH = 100  # of the table where stdout is no terminal
+
+
+class EngineName(StrEnum):
+    """Engines that can be built here."""
+
+    vllm = "vllm"
+    llama_cpp = "llama.cpp"
+
+
+@cli.command()
+def serve_check(
+    target: Annotated[str, typer.Option(help="Folder of the target.")],
+    drafter: Annotated[Path, typer.Option(help="Folder of a trained drafter.")],
+    engine: Annotated[EngineName, typer.Option(help="Engine that serves it.")],
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL: question_id, category, turns; default: the demo's.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Only the first so many prompts.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(help="Decoded a prompt.")] = 64,
+    gamma: Annotated[int, typer.Option(help="Tokens drafted a round, in a chain.")] = 4,
+    dtype: Annotated[Dtype, typer.Option(help="Of target and drafter.")] = Dtype.float32,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the engines were built; default: in the cache.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all figures there as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Serve an exported drafter in an engine and compare it with this library."""
+    for name, value in (("limit", limit), ("gamma", gamma), ("max-new-tokens", max_new_tokens)):
+        if value < 1:
+            raise UserError(f"--{name} is {value}: give 1 or more")
+    stored = StoredDrafter.read(drafter)
+    way = serving(engine.value, stored.family)
+    questions = read_prompts(prompts or find_config("configs/prompts/demo.jsonl"), limit)
+    place = root or cache_root() / "engines"
+    decider = Target.load(target, dtype=dtype.value, device="cpu")
+    ids = first_turn_ids(decider, questions)
+    job = Job(decider.folder, ids, max_new_tokens, dtype.value, os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work) / "drafter"
+        lost = export_drafter(drafter, way.format, folder, decider)
+        for what in lost:
+            note(f"{way.format} loses {what}")
+        note(f"{engine.value}: plain decoding")
+        plain = run_engine(engine.value, place, job)
+        note(f"{engine.value}: with the drafter")
+        drafted = run_engine(
+            engine.value, place, replace(job, drafter=folder, method=way.method, gamma=gamma)
+        )
+    note("here")
+    model = load_drafter(drafter, decider)
+    ours = generate(decider, model, ids, growth=Chain(gamma), max_new_tokens=max_new_tokens, rows=1)
+    rounds = sum(output.rounds for output in ours)
+    result: dict[str, Any] = {
+        "target": target,
+        "drafter": str(drafter),
+        "family": stored.family,
+        "engine": plain.version,
+        "dtype": dtype.value,
+        "gamma": gamma,
+        "prompts": len(ids),
+        "greedy": sameness(decider, ids, plain.outputs, drafted.outputs),
+        "greedy_here": sameness(decider, ids, [o.ids for o in ours], plain.outputs),
+        "plain_tokens_per_second": plain.tokens_per_second,
+        "speedup": drafted.tokens_per_second / plain.tokens_per_second,
+        "served": engine_facts(drafted, gamma),
+        "here": {
+            "rounds": rounds,
+            "drafted": sum(sum(output.drafted) for output in ours),
+            "accepted": sum(sum(output.accepted) for output in ours),
+            "tau": sum(len(output.ids) - 1 for output in ours) / rounds,
+            "acceptance": acceptance(ours, gamma),
+        },
+    }
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(result))
+    else:
+        _show(result)
+    return 1 if result["greedy"]["different"] else 0
+
+
+def _show(result: dict[str, Any]) -> None:
+    console = Console()
+    console.width = console.width if console.is_terminal else _WIDTH
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"{result['family']}, {result['engine']}")
+    for name in ("", "tau", "accepted", "drafted", "by position"):
+        table.add_column(name, no_wrap=True)
+    for name, facts in ((result["engine"], result["served"]), ("here", result["here"])):
+        at = facts["acceptance"]
+        positions = "not counted" if at is None else " ".join(f"{share:.3f}" for share in at)
+        table.add_row(
+            name, f"{facts['tau']:.2f}", str(facts["accepted"]), str(facts["drafted"]), positions
+        )
+    console.print(table)
+    same = result["greedy"]
+    note(
+        f"{result['engine']}, {result['dtype']}: {same['equal']} of {result['prompts']} greedy "
+        f"texts equal its plain ones, {same['near_ties']} part at a near-tie, "
+        f"{same['different']} differ; {result['speedup']:.2f} times its plain decoding "
+        f"({result['plain_tokens_per_second']:.1f} tokens/s, prefills included)"
+    )
+
+
+if __name__ == "__main__":
+    run(cli)

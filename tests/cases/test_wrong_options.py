@@ -1,0 +1,61 @@
+"""Values that once gave a traceback, or a line that blamed something else."""
+
+from pathlib import Path
+
+import pytest
+
+from drafters.errors import UserError
+from drafters.methods.none import NoDrafter
+from drafters.rules import Rules
+from drafters.sampling import Warp
+from drafters.target import Target
+from inference import Sampling, generate
+from inference.prompts import chat_ids, text_ids
+from tests.folders import tiny_tokenizer
+from tests.tiny import tiny_model
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITE, -1.0])
+def test_a_temperature_is_finite(value: float) -> None:
+    with pytest.raises(UserError, match="temperature is"):
+        Warp(value)
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITE])
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_a_penalty_is_finite(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{name} is"):
+        Rules(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63), 10**30])
+def test_a_seed_that_no_generator_holds(seed: int) -> None:
+    with pytest.raises(UserError, match=f"seed is {seed}"):
+        Sampling(seed=seed)
+
+
+def test_an_empty_stop_string_ends_nothing() -> None:
+    with pytest.raises(UserError, match="stop string is empty"):
+        Sampling(stop_strings=("end", ""))
+
+
+def test_half_a_character_is_no_prompt() -> None:
+    """What a shell passes on of bytes that are no UTF-8, and JSON of an escape that is half one."""
+    target = Target(tiny_model(vocab_size=265, num_hidden_layers=1), tiny_tokenizer())
+    for read in (
+        lambda text: text_ids(target, text),
+        lambda text: chat_ids(target, [{"role": "user", "content": text}]),
+        lambda text: generate(target, NoDrafter(), [text]),
+    ):
+        with pytest.raises(UserError, match=r"no character after .*caf"):
+            read("caf\udce9")
+
+
+@pytest.mark.parametrize("place", ["nowhere", "a file", "", "a/b/c", "./x"])
+def test_a_target_that_is_not_there(place: str, tmp_path: Path) -> None:
+    (tmp_path / "a file").touch()
+    given = str(tmp_path / place) if place in ("nowhere", "a file") else place
+    with pytest.raises(UserError, match="no such folder; give a folder"):
+        Target.load(given)

@@ -1,0 +1,82 @@
+"""Serving in foreign engines: what is counted, and what is said where an engine is not there."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from drafters.errors import UserError
+from drafters.formats.registry import writer
+from drafters.formats.served import SERVED, serving
+from inference.generate import Output
+from inference.served import ENGINES, Job, Served, run_engine
+from inference.served.comparison import acceptance, engine_facts, sameness
+from tests.tiny import tiny_target
+
+JOB = Job(Path("t"), [[1, 2, 3]], 4, "float32", 1, Path("d"), "kind", 2)
+
+
+def test_every_way_to_serve_has_a_writer_and_an_engine() -> None:
+    for (engine, family), way in SERVED.items():
+        assert engine in ENGINES
+        assert writer(way.format, family).write is not None
+    with pytest.raises(UserError, match=r"vllm serves no hydra .* give one of eagle, medusa"):
+        serving("vllm", "hydra")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_that_is_not_built_is_one_line(engine: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="make engines"):
+        run_engine(engine, tmp_path, JOB)
+    with pytest.raises(UserError, match=r"give vllm or llama\.cpp"):
+        run_engine("sglang", tmp_path, JOB)
+
+
+def engine_that(tmp_path: Path, body: str) -> Path:
+    """Stand in for vLLM's interpreter."""
+    python = tmp_path / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!{sys.executable}\nimport json, sys\n{body}")
+    python.chmod(0o755)
+    return tmp_path
+
+
+def test_a_job_goes_out_whole_and_an_answer_comes_back(tmp_path: Path) -> None:
+    answer = {"version": "v", "outputs": [[5, 6]], "seconds": 0.5, "rounds": 2, "drafted": 4}
+    body = (
+        "job = json.load(sys.stdin)\n"
+        "assert job['drafter'] == 'd' and job['prompts'] == [[1, 2, 3]] and job['gamma'] == 2\n"
+        f"open(sys.argv[2], 'w').write({json.dumps(json.dumps(answer))})\n"
+    )
+    served = run_engine("vllm", engine_that(tmp_path, body), JOB)
+    assert served == Served("v", [[5, 6]], 0.5, 2, 4)
+    assert served.tokens_per_second == 4.0
+
+
+def test_what_an_engine_refuses_is_named(tmp_path: Path) -> None:
+    body = "print('noise', file=sys.stderr); raise NotImplementedError('no such head')\n"
+    with pytest.raises(UserError, match="vLLM refused kind: NotImplementedError: no such head"):
+        run_engine("vllm", engine_that(tmp_path, body), JOB)
+
+
+def test_acceptance_by_position_and_tau() -> None:
+    ours = [Output(ids=[1, 2, 3, 4], accepted=[2, 0]), Output(ids=[1, 2], accepted=[1])]
+    assert acceptance(ours, 3) == [2 / 3, 1 / 3, 0.0]
+    counted = Served("v", [[1] * 7], 1.0, rounds=3, drafted=6, accepted=3, accepted_at=[2, 1])
+    facts = engine_facts(counted, 2)
+    assert (facts["tau"], facts["acceptance"]) == (2.0, [2 / 3, 1 / 3])
+    # without a count of rounds: six tokens behind the first, three of them drafts, so three rounds
+    silent = Served("v", [[1] * 7], 1.0, drafted=6, accepted=3)
+    assert (engine_facts(silent, 2)["tau"], engine_facts(silent, 2)["acceptance"]) == (2.0, None)
+
+
+def test_texts_that_part_are_near_ties_or_different() -> None:
+    target = tiny_target()
+    prompts = [[1, 2, 3], [4, 5]]
+    assert sameness(target, prompts, [[7, 8], [9]], [[7, 8], [9]]) == {
+        "equal": 2,
+        "near_ties": 0,
+        "different": 0,
+    }
+    assert sameness(target, prompts, [[7, 8], [9]], [[7, 9], [9]])["different"] == 1

@@ -1,0 +1,123 @@
+"""What every command line here shares: how its help looks, how it ends, where it writes.
+
+scripts/console.py and training/run.py build on it. Results go to stdout; notes, errors and bars go
+to stderr. NO_COLOR, and a stream that is no terminal, get plain text without bars.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from drafters.errors import UserError
+
+# The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+_PLAIN_WIDTH = "104"  # of help without a terminal: its examples fit
+# An option is in the same group of every command's help; others are "Options".
+_GROUPS = {
+    "What": (
+        "target drafter prompts prompt system chat limit data openings texts chats tokens turns "
+        "config plan family source to benchmark folder peer plugin"
+    ),
+    "Decoding": (
+        "max_new_tokens temperature temperatures top_k top_p min_p repetition_penalty "
+        "presence_penalty frequency_penalty stop seed user_temperature user_top_p user_min_p "
+        "user_tokens"
+    ),
+    "Machine": "dtype engine device weights rows repeats warmup threads contexts samples minutes",
+    "Output": "out as_json json color dry_run list _ top show table public",
+}
+_GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
+
+if os.environ.get("NO_COLOR"):
+    # rich and typer drop colours by themselves, bold and bars on a dumb terminal only
+    os.environ["TERM"] = "dumb"
+if not sys.stdout.isatty():
+    # typer reads it when it first shows help
+    os.environ.setdefault("TERMINAL_WIDTH", _PLAIN_WIDTH)
+if not sys.stderr.isatty():
+    # tqdm reads it on import: no bars of other libraries in logs either
+    os.environ.setdefault("TQDM_DISABLE", "1")
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def empty(text: str) -> typer.Typer:
+    """Return a command line without commands; `text` is its help (see `dressed`)."""
+    return typer.Typer(
+        help=text, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    )
+
+
+def dressed(cli: typer.Typer) -> Any:
+    """Return the click command with the app's help and its options in groups.
+
+    The help is a script's docstring: a sentence, indented examples, prose. Under the console
+    command `drafters` the examples are what is typed there.
+    """
+    command = typer.main.get_command(cli)
+    text = _typed(str(cli.info.help))
+    command.help = escape(re.sub(r"\n\n(?=    )", "\n\nExamples:\n", text, count=1))
+    inner = getattr(command, "commands", {}).values()
+    for one in inner:
+        one.help = escape(one.help or "")
+    for param in [param for one in (command, *inner) for param in one.params]:
+        if isinstance(text := getattr(param, "help", None), str):
+            param.help = escape(text)
+        if type(param).__name__ == "TyperOption" and param.name in _GROUP_OF:
+            param.rich_help_panel = _GROUP_OF[param.name]
+    return command
+
+
+def _typed(text: str) -> str:
+    if not Path(sys.argv[0]).name.startswith("drafters "):
+        return text
+    text = re.sub(r"python scripts/fetch_target\.py", "drafters fetch-target", text)
+    text = re.sub(r"python scripts/(\w+)\.py", lambda m: f"drafters {kebab(m[1])}", text)
+    return re.sub(
+        r"accelerate launch training/train_(\w+)\.py", lambda m: f"drafters train {m[1]}", text
+    )
+
+
+def kebab(name: str) -> str:
+    """Return a file's stem as it is typed on a command line."""
+    return name.replace("_", "-")
+
+
+def ended(command: Any) -> int:
+    """Run a command; return 0 or its own code, 2 after the user's mistake, 130 if interrupted."""
+    try:
+        code = command(prog_name=Path(sys.argv[0]).name, standalone_mode=False)
+    except UserError as error:
+        return _fail(str(error))
+    except _UsageError as error:
+        return _fail(f"{_message(error)} (see --help)")
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:
+        note("interrupted; what was saved stays")
+    return code if isinstance(code, int) else 0
+
+
+def note(text: str) -> None:
+    """Write one line to stderr, of several processes from the first."""
+    if os.environ.get("RANK", "0") == "0":
+        stderr.print(text, markup=False)
+
+
+def _message(error: Exception) -> str:
+    formatted = getattr(error, "format_message", None)
+    return (formatted() if formatted else str(error)).rstrip(".")
+
+
+def _fail(text: str) -> int:
+    # Bare text to a pipe, so that the line can be matched; red for a person.
+    if os.environ.get("RANK", "0") == "0":
+        stderr.print(f"error: {' '.join(text.split())}", style="red", markup=False)
+    return 2
