@@ -12,7 +12,7 @@ from drafters.base import Drafter
 from drafters.cache_root import cache_root
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
-from drafters.growth import Chain, Dynamic, Growth, Static
+from drafters.growth import BestFirst, Chain, Dynamic, Growth, Static
 from drafters.sampling import Warp
 from drafters.target import Target
 from drafters.untrusted import read_object
@@ -30,7 +30,7 @@ def cost_key(drafter: Drafter, growth: Growth, warp: Warp) -> str:
     of a fixed shape cost alike, one that weighs every node costs more.
     """
     options = json.dumps(dict(drafter.options()), sort_keys=True, default=str)
-    kind = "fixed" if isinstance(growth, Chain | Static | Dynamic) else "weighed"
+    kind = "fixed" if isinstance(growth, Chain | Static | Dynamic | BestFirst) else "weighed"
     draft = "argmax" if warp.greedy else growth.draft
     return f"{drafter.name}-{_digest(options)}:{kind}:{draft}"
 

@@ -4,10 +4,8 @@ Read from benchmark.json: survival by depth of a drafter's longest chain, and th
 or those that this machine keeps.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -22,7 +20,6 @@ from inference.payoff import Payoff
 from inference.spec import Spec
 
 _HERE = "measured"  # key of a drafter's costs in the table of one benchmark
-_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -40,24 +37,6 @@ class Deal:
     costs: str
 
 
-def read_benchmark(path: Path) -> dict[str, Any]:
-    """Read a benchmark.json, or that of a folder.
-
-    Raises:
-        UserError: if it is none.
-    """
-    file = path / "benchmark.json" if path.is_dir() else path
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}): give a benchmark.json") from error
-    if not isinstance(found, dict) or found.get("format_version") != _VERSION:
-        raise UserError(
-            f"{file} is no benchmark.json of version {_VERSION}: run benchmark.py again"
-        )
-    return found
-
-
 def deals(
     result: Mapping[str, Any],
     wanted: str | None = None,
@@ -68,7 +47,7 @@ def deals(
     """Return every drafter of a benchmark that ran as a chain.
 
     Args:
-        result: benchmark.json.
+        result: benchmark.json, as inference.report.read gives it.
         wanted: only drafters of this method, folder or spec; None: all.
         target: read the costs that this machine keeps of it; None: those of the benchmark.
         overlap: whether the drafter is to have a device of its own.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from drafters.base import Commit, Drafter
 from drafters.errors import UserError
-from drafters.growth import Chain, CostAware, Dynamic, Growth
+from drafters.growth import BestFirst, Chain, CostAware, Dynamic, Growth
 from drafters.sampling import Warp
 from drafters.target import Target
 from inference.cost_store import cost_key
@@ -42,6 +42,10 @@ class Largest:
         """Return the chains: drawn ones too where laws are no point masses."""
         modes = ("argmax",) if warp.greedy else ("argmax", "sampled")
         return [Chain(self.depth, mode) for mode in modes]
+
+    def best(self) -> BestFirst:
+        """Return the tree whose best nodes are those of every smaller one of its depth."""
+        return BestFirst(NODES[-1], self.depth)
 
     def trees(self) -> list[Dynamic]:
         """Return trees that keep every node they score, so that all smaller ones lie in them."""
@@ -172,7 +176,19 @@ def candidates(
         trace = TreeTrace()
         _decode(target, drafter, prompts, tree, sampling, trace)
         found += _trees(spec, cost_key(drafter, tree, warp), tree, trace)
+    if largest.widths:
+        best, trace = largest.best(), TreeTrace()
+        _decode(target, drafter, prompts, best, sampling, trace)
+        found += _best_first(spec, cost_key(drafter, best, warp), best, trace)
     return found
+
+
+def _best_first(spec: Spec, key: str, best: BestFirst, trace: TreeTrace) -> Iterator[Candidate]:
+    for nodes in NODES:
+        tau = trace.tau(nodes, best.depth)
+        if nodes >= best.depth and tau is not None:
+            text = named(spec, f"growth=best_first,nodes={nodes},depth={best.depth}")
+            yield Candidate(text, key, Shape(best.depth, nodes, nodes), tau)
 
 
 def _trees(spec: Spec, key: str, tree: Dynamic, trace: TreeTrace) -> Iterator[Candidate]:
@@ -222,6 +238,9 @@ def probes(drafter: Drafter, largest: Largest, warp: Warp) -> list[Probe]:
         found += [Probe(cost_key(drafter, t, warp), drafter, t, width) for t in trees]
         limits = CostAware(_COST_NODES, width, largest.depth)
         found += free_probes(limits, drafter, cost_key(drafter, limits, warp))
+    for nodes in (_COST_NODES, NODES[-1]) if largest.widths else ():
+        trees = [BestFirst(nodes, depth) for depth in depths]
+        found += [Probe(cost_key(drafter, t, warp), drafter, t, nodes) for t in trees]
     return found
 
 

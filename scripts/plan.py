@@ -27,7 +27,8 @@ from console import ENGINE_HELP, Dtype, Engine, app, run
 from drafters.errors import UserError
 from drafters.settings import find_config, load
 from drafters.target import Target
-from inference.deals import deals, read_benchmark
+from inference import report
+from inference.deals import deals
 from inference.payoff import Payoff, last_batch, typed_prices
 from inference.payoff_report import ASSUMED, advice, table
 from training.accelerators import ACCELERATORS, accelerator
@@ -132,7 +133,7 @@ def speedup(
                 "assumed": _assumed("measured", "costs", overlap, costs=deal.costs),
                 **deal.payoff.report(gamma),
             }
-            for deal in deals(read_benchmark(benchmark), drafter, kept, overlap=overlap)
+            for deal in deals(report.read(benchmark), drafter, kept, overlap=overlap)
         ]
     if as_json:
         print(json.dumps(found))

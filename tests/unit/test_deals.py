@@ -1,6 +1,5 @@
 """Payoffs of measured drafters: literal benchmarks in, exact prices out."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from drafters.registry import build_drafter
 from drafters.sampling import Warp
 from inference.cost_store import CostStore, cost_key
 from inference.costs import CostTable, DraftCosts
-from inference.deals import deals, read_benchmark
+from inference.deals import deals
 from tests.tiny import tiny_target
 
 
@@ -86,16 +85,9 @@ def test_kept_costs_are_those_of_this_machine(
     assert deal.payoff.prices == Prices(((1, 1.0), (5, 2.0)), first=0.5, level=0.5)
 
 
-def test_what_is_no_benchmark_or_no_chain_is_refused(tmp_path: Path) -> None:
+def test_what_ran_as_no_chain_is_refused() -> None:
     tree = {**DEEP, "growth": "dynamic", "name": "ngram:growth=dynamic"}
     with pytest.raises(UserError, match=r"no drafter ran as a chain: .* ngram:growth=dynamic"):
         deals(benchmark(tree))
     with pytest.raises(UserError, match="no eagle ran as a chain"):
         deals(benchmark(DEEP), "eagle")
-    file = tmp_path / "benchmark.json"
-    for text in ("{", "[]", json.dumps({"format_version": 0})):
-        file.write_text(text)
-        with pytest.raises(UserError, match=r"benchmark\.json"):
-            read_benchmark(tmp_path)
-    file.write_text(json.dumps(benchmark(DEEP)))
-    assert read_benchmark(tmp_path) == read_benchmark(file) == benchmark(DEEP)

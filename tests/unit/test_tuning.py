@@ -9,7 +9,7 @@ from rich.console import Console
 
 from drafters.base import Commit
 from drafters.errors import UserError
-from drafters.growth import Chain, Dynamic, Growth
+from drafters.growth import BestFirst, Chain, Dynamic, Growth
 from drafters.registry import build_drafter
 from drafters.sampling import Warp
 from drafters.tree import TokenTree
@@ -77,6 +77,19 @@ def test_every_smaller_tree_lies_in_the_largest(width: int) -> None:
                 for seed, text in enumerate(texts(40))
             ]
             assert trace.tau(nodes, depth) == 1 + sum(accepted) / 40, (nodes, depth)
+
+
+def test_every_smaller_best_first_tree_lies_in_the_largest() -> None:
+    largest, trace = Largest(4).best(), TreeTrace()
+    for seed, text in enumerate(texts(40)):
+        trace.add(judged(grown(largest, text[0], seed), text[1:]))
+    for nodes in (1, 2, 3, 5, 8, 12, 32):
+        small = BestFirst(nodes, 4)
+        accepted = [
+            judged(grown(small, text[0], seed), text[1:]).accepted
+            for seed, text in enumerate(texts(40))
+        ]
+        assert trace.tau(nodes, 4) == 1 + sum(accepted) / 40, nodes
 
 
 def test_rounds_that_were_cut_or_end_an_output_say_nothing() -> None:
@@ -171,7 +184,7 @@ def test_every_candidates_costs_are_timed() -> None:
         for kind in ("fixed", "weighed")
         for draft, width in (("argmax", 1), ("argmax", 2), ("argmax", 4), ("sampled", 1))
         for depth in (1, 3)
-    }
+    } | {("fixed:argmax", nodes, depth) for nodes in (8, 32) for depth in (1, 3)}
     assert isinstance(timed[0].growth, Chain)
     assert named(Spec.parse("ngram:longest=4"), "gamma=2") == "ngram:longest=4,gamma=2"
 
