@@ -72,7 +72,9 @@ def logits(drafter: NeuralDrafter, target: Target) -> list[torch.Tensor]:
         return [p.logits(slice(None)) for p in drafter.predict(batch, target)]
 
 
-@pytest.mark.parametrize("name", NEURAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "medusa")) for n in NEURAL]
+)
 def test_a37_each_option_is_stored_and_read(name: str, tmp_path: Path) -> None:
     target = tiny_target(num_hidden_layers=3, hidden_size=32, intermediate_size=64)
     tried = others(name)
