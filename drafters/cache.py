@@ -122,7 +122,8 @@ class KVCache:
         own, runs = kernels(query.dtype, query.device.type), placement.runs(window)
         if own is not None and runs is not None:
             scale = query.shape[-1] ** -0.5 if scale is None else scale
-            return own.attend(query, *self._cells[layer], runs, scale)
+            keys, values = self._cells[layer]
+            return own.attend(query, keys, values, runs, scale)
         keys, values = self.read(layer, placement)
         grid = placement.to_grid(query)
         count, width, heads, dim = grid.shape

@@ -1,8 +1,8 @@
 """Linear maps with the kernel that the CPU is fastest with.
 
-A few tokens are bound by reading the weights, some more by arithmetic: kernels of our own serve both
-(native.py). For many, oneDNN takes over, faster once a weight is packed; the packing operators are
-private to torch, so every use is guarded. Where either is missing or refuses, F.linear serves.
+A few tokens are bound by reading the weights, some more by arithmetic: kernels of our own serve
+both (native.py). For many, oneDNN takes over, faster once a weight is packed; the packing operators
+are private to torch, so every use is guarded. Where either is missing or refuses, F.linear serves.
 """
 
 from collections.abc import Callable, Sequence

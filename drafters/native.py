@@ -116,7 +116,8 @@ class Kernels:
 
         Args:
             query: [n, H, hd]; a token's heads contiguous.
-            keys, values: [cells, Hkv, hd], contiguous, Hkv a divisor of H.
+            keys: [cells, Hkv, hd], contiguous, Hkv a divisor of H.
+            values: as keys.
             runs: first cell and number of cells of each token, both [n] int64.
             scale: of the scores.
 

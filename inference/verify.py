@@ -124,12 +124,12 @@ def block(p: Laws, tree: TokenTree, coin: Coin) -> Verdict:
     last = tree.drafted
     if coin.accept(arrivals[last]):
         return Verdict(list(range(len(tree))), coin.draw(p.law(last)))
-    for node in range(last - 1, -1, -1):
+    for node in reversed(range(last)):
         left = _left(arrivals[node], p.law(node), tree, node + 1)
         mass = left.weights.sum()
         if node == 0 or coin.accept(_share(mass, arrivals[node])):
             return Verdict(list(range(node + 1)), coin.draw(left if mass > 0 else p.law(node)))
-    raise AssertionError("the root is always accepted")
+    raise AssertionError  # the root is always accepted
 
 
 def traversal(p: Laws, tree: TokenTree, coin: Coin) -> Verdict:
@@ -155,7 +155,7 @@ def traversal(p: Laws, tree: TokenTree, coin: Coin) -> Verdict:
     if tree.laws is None:
         return lossless(p, tree, coin)
     found = _visit(0, 1, p, tree, coin)
-    assert found is not None, "the root is always accepted"
+    assert found is not None  # the root is always accepted
     node, law = found
     return Verdict(tree.path(node), coin.draw(law))
 
@@ -197,16 +197,14 @@ def typical(
     """
     _check(p, tree)
     floors = [_floor(p.law(node), most, scale) for node in range(len(tree))]
-    best, score = 0, (0, 0.0)
-    scores: dict[int, tuple[int, float]] = {0: score}
+    scores: dict[int, tuple[int, float]] = {0: (0, 0.0)}
     for node in range(1, len(tree)):
         parent = tree.parent_list[node]
         weight = float(p.law(parent).weight(tree.token_list[node]))
         if parent in scores and weight > floors[parent]:
             depth, total = scores[parent]
             scores[node] = depth + 1, total + log(weight)
-            if scores[node] > score:
-                best, score = node, scores[node]
+    best = max(scores, key=lambda node: scores[node])
     law = p.law(best)
     return Verdict(tree.path(best), coin.draw(law.times(law.weights > floors[best])))
 

@@ -25,7 +25,7 @@ from drafters.errors import UserError
 from inference.regression import compare_runs
 from inference.report import read
 
-cli = app("Hold benchmark.json files together: what changed from the first to each other one.")
+cli = app(__doc__ or "")
 
 _STYLES = {"regressed": "bold red", "improved": "green"}
 _WIDTH = 120  # where stdout is no terminal

@@ -1,4 +1,4 @@
-"""Say beforehand when drafts pay, and what training a drafter takes.
+r"""Say beforehand when drafts pay, and what training a drafter takes.
 
     python scripts/plan.py speedup --alpha 0.8 --c 0.05
     python scripts/plan.py speedup --alpha 0.7 --overhead 0.2 --gamma 4 --batch 16 --flat 256
@@ -38,7 +38,7 @@ from training.projection import Project, project
 from training.projection_report import calibration, tables, verdict
 from training.workload import workload
 
-cli = app("Say beforehand when drafts pay, and what training a drafter takes.")
+cli = app(__doc__ or "")
 
 _WIDTH = 100  # of tables where stdout is no terminal
 _MEASURED, _TYPED = "Measured", "Typed"

@@ -17,7 +17,7 @@ from inference.page import NO_PLOTS, write_page
 from inference.report import read
 from inference.traces import read_traces
 
-cli = app("Make a benchmark's report again from benchmark.json and traces; nothing is decoded.")
+cli = app(__doc__ or "")
 
 
 @cli.command()

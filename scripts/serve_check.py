@@ -1,4 +1,4 @@
-"""Serve an exported drafter in vLLM or llama.cpp and compare it with this library.
+r"""Serve an exported drafter in vLLM or llama.cpp and compare it with this library.
 
     make engines
     python scripts/serve_check.py --target $T --drafter runs/demo/eagle/best --engine vllm \
@@ -39,7 +39,7 @@ from inference.prompts import first_turn_ids, read_prompts
 from inference.served import Job, run_engine
 from inference.served.comparison import acceptance, engine_facts, sameness
 
-cli = app("Serve an exported drafter in vLLM or llama.cpp and compare it with this library.")
+cli = app(__doc__ or "")
 
 _WIDTH = 100  # of the table where stdout is no terminal
 

@@ -64,11 +64,14 @@ def dressed(cli: typer.Typer) -> Any:
     command = typer.main.get_command(cli)
     text = _typed(str(cli.info.help))
     command.help = escape(re.sub(r"\n\n(?=    )", "\n\nExamples:\n", text, count=1))
-    for param in command.params:
+    inner = getattr(command, "commands", {}).values()
+    for one in inner:
+        one.help = escape(one.help or "")
+    for param in [param for one in (command, *inner) for param in one.params]:
         if isinstance(text := getattr(param, "help", None), str):
-            param.help = escape(text)  # pyright: ignore[reportAttributeAccessIssue]
+            param.help = escape(text)
         if type(param).__name__ == "TyperOption" and param.name in _GROUP_OF:
-            param.rich_help_panel = _GROUP_OF[param.name]  # pyright: ignore[reportAttributeAccessIssue]
+            param.rich_help_panel = _GROUP_OF[param.name]
     return command
 
 

@@ -29,7 +29,8 @@ def layer_keys(ours: str, theirs: str, shape: TargetShape, kind: LayerKind) -> l
         shape: gives the rows of what we keep stacked.
         kind: which parts the layer has.
     """
-    single = {**_PLAIN, **(_WIDE if kind.wide else _NARROW), **(_QK_NORM if kind.qk_norm else {})}
+    norms = _WIDE if kind.wide else _NARROW if kind.input_norm else {}
+    single = {**_PLAIN, **norms, **(_QK_NORM if kind.qk_norm else {})}
     table = [Key(f"{ours}.{mine}", (f"{theirs}.{name}",)) for mine, name in single.items()]
     heads, inner = (shape.num_heads, *[shape.num_kv_heads] * 2), shape.intermediate_size
     for what in ("weight", "bias") if kind.bias else ("weight",):

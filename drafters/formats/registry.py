@@ -7,6 +7,7 @@ from drafters.errors import UserError
 from drafters.formats import (
     block_drafts,
     causal_lm,
+    eagle1_flat,
     eagle3_flat,
     eagle3_speculators,
     gguf_file,
@@ -19,6 +20,7 @@ from drafters.formats.foreign import Foreign
 DIALECTS: tuple[Dialect, ...] = (
     eagle3_speculators.DIALECT,
     *eagle3_flat.DIALECTS,
+    *eagle1_flat.DIALECTS,
     *medusa_heads.DIALECTS,
     medusa_vllm.DIALECT,
     *causal_lm.DIALECTS,

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from inference.forecast import RoundCost, chain_tau, predicted_speedup
+from inference.conversions import chain_tau
+from inference.forecast import RoundCost, predicted_speedup
 
 
 @dataclass(frozen=True)

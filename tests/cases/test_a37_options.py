@@ -28,8 +28,13 @@ BASE: dict[str, dict[str, object]] = {
     "standalone": {"num_layers": 2},
 }
 # where what a number, a text or none turns into is not obvious from its type
-OTHER: dict[str, object] = {"taps": [0, 2], "draft_vocab_size": 40, "unroll": 3}
-MADE_OF_A_MODEL = {"base", "model", "source"}
+OTHER: dict[str, object] = {
+    "taps": [0, 2],
+    "draft_vocab_size": 40,
+    "unroll": 3,
+    "channels": 8,
+    "num_layers": 1,
+}
 
 
 def others(name: str) -> list[tuple[str, object]]:

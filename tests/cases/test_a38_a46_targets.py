@@ -87,7 +87,7 @@ def test_a41_heads_that_do_not_fill_the_width(family: str, name: str, tmp_path: 
     target = tiny_target(family, head_dim=32, num_hidden_layers=3, initializer_range=0.2)
     options = {"taps": [0, 1]} if name in ("eagle", "dflash") else {}
     options |= {"num_layers": 2} if name == "standalone" else {}
-    qk_norm = {"qk_norm": True} if family == "qwen3" and name != "standalone" else {}
+    qk_norm = {"qk_norm": True} if family == "qwen3" else {}
     drafter = neural(name, target, **options, **qk_norm).train()
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3)
     batch = batch_of(target, drafter, torch.tensor(prompts_of(12)))
@@ -107,6 +107,12 @@ def test_a41_heads_that_do_not_fill_the_width(family: str, name: str, tmp_path: 
 
 
 ROPES = {
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     "llama3": {
         "rope_type": "llama3",

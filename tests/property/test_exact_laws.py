@@ -14,7 +14,7 @@ from drafters.growth.ledger import Ledger
 from drafters.growth.prices import Prices
 from drafters.laws import Law, Laws
 from drafters.tree import TokenTree
-from inference.verify import Verifier, block, lossless, traversal
+from inference.verify import Verifier, block, lossless, traversal, typical
 from tests.exact import (
     WalkingCoin,
     drawn_tree,
@@ -332,13 +332,52 @@ def test_any_chain(rows: list[list[int]]) -> None:
     assert mean_length(whole) >= mean_length(one_by_one)
 
 
-@pytest.mark.parametrize("verify", [lossless, block, traversal])
-def test_one_law_per_node_is_asked_for(verify: Verifier) -> None:
-    with pytest.raises(ValueError, match="1 laws for 2 nodes"):
-        verify(laws_of(fractions([1, 1])), TokenTree.chain([0, 1]), WalkingCoin([]))
-
-
 def test_a_block_with_siblings_is_traversed() -> None:
     branching = (2, 1)
     whole, walked = (round_law(v, TARGET, DRAFTER, branching) for v in (block, traversal))
     assert whole == walked
+
+
+class Refusing:
+    """A coin that refuses what is certain, as rounding may; it keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.chances: list[object] = []
+
+    def accept(self, probability: object) -> bool:
+        self.chances.append(probability)
+        return False
+
+    def draw(self, law: Law) -> int:
+        self.drawn = law
+        return 0
+
+
+@pytest.mark.parametrize("verify", [lossless, block])
+def test_where_rounding_leaves_no_residual_the_target_is_drawn_from(verify: Verifier) -> None:
+    p, coin = fractions([1, 2], [3, 1], [1, 1]), Refusing()
+    tree = TokenTree.chain([0, 1, 0], Laws(p[:2], None, torch.arange(2)))
+    assert verify(laws_of(p), tree, coin).path == [0]
+    assert list(coin.drawn.weights) == [F(1, 3), F(2, 3)]
+    assert coin.chances == ([1] if verify is lossless else [1, 1])
+
+
+def test_point_masses_cost_one_draw_together() -> None:
+    """No coin is tossed for those behind the last drawn sibling; one is for each before it."""
+    p = laws_of(fractions(*[[1, 2, 1]] * 4))
+    parent, probs = torch.tensor([-1, 0, 0, 0]), fractions([1, 1, 2])
+    for laws, tosses in (
+        (None, 0),
+        (Laws(probs, None, torch.tensor([-1, -1, -1])), 0),
+        (Laws(probs, None, torch.tensor([0, -1, -1])), 1),
+        (Laws(probs, None, torch.tensor([-1, 0, -1])), 2),
+    ):
+        coin = Refusing()
+        lossless(p, TokenTree(torch.tensor([0, 1, 2, 0]), parent, laws), coin)
+        assert len(coin.chances) == tosses
+
+
+@pytest.mark.parametrize("verify", [lossless, block, traversal, typical])
+def test_one_law_per_node_is_asked_for(verify: Verifier) -> None:
+    with pytest.raises(ValueError, match=r"^1 laws for 2 nodes: give one law per node$"):
+        verify(laws_of(fractions([1, 1])), TokenTree.chain([0, 1]), WalkingCoin([]))

@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         "rope type is 'dynamic'",
     ),
     "NaN": (nan, "norm.weight holds NaN"),
-    "another kind": (lambda f: change(f, speculators_model_type="dflash"), "kind: dflash"),
+    "another kind": (lambda f: change(f, speculators_model_type="xpress"), "kind: xpress"),
 }
 
 

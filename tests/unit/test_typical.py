@@ -53,6 +53,29 @@ def test_the_longest_path_wins_and_then_the_likeliest() -> None:
     assert [tree.token_list[n] for n in tree.path(6)] == [0, 1, 1]
 
 
+def test_the_cap_accepts_what_the_flat_threshold_would_refuse() -> None:
+    law = [0.88, 0.1, 0.02]
+    entropy = -sum(x * log(x) for x in law)
+    assert 0.09 < 0.1 < 0.3 * exp(-entropy)
+    assert judge(laws(law, law), TokenTree.chain([0, 1])).path == [0, 1]
+
+
+def test_a_weight_at_the_threshold_is_not_above_it() -> None:
+    law = [0.5, 0.25, 0.25]
+    assert judge(laws(law, law), TokenTree.chain([0, 1]), most=0.25, scale=9.0).path == [0]
+    assert judge(laws(law, law), TokenTree.chain([0, 1]), most=0.24, scale=9.0).path == [0, 1]
+
+
+def test_a_token_that_cannot_come_leaves_the_entropy_alone() -> None:
+    law = [0.3, 0.3, 0.315, 0.085, 0.0]  # .3 exp(-H) = .082 again
+    assert judge(laws(law, law), TokenTree.chain([0, 3])).path == [0, 1]
+
+
+def test_of_equals_the_elder_is_taken() -> None:
+    law = [0.4, 0.4, 0.2]
+    assert judge(laws(*[law] * 3), TokenTree.from_paths(0, [[1], [0]])).path == [0, 1]
+
+
 def test_it_is_lossy() -> None:
     """p = (.5, .41, .09): token 2 is never emitted, and a drafted token is always taken."""
     p = laws(*[[0.5, 0.41, 0.09]] * 2)
