@@ -3,6 +3,7 @@
 Safetensors only. Whatever is wrong is one line that names the model's role and place.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,8 @@ def load_model(
         UserError: if it is not there, or of a kind that cannot be served; before any weight is
             read.
     """
+    if trust_remote_code:
+        warnings.warn(f"{role} {path}: trust_remote_code lets its own Python run", stacklevel=3)
     config = load_config(path, role, trust_remote_code=trust_remote_code)
     check_kind(config)
     loader: Any = AutoModelForCausalLM

@@ -24,6 +24,7 @@ from drafters.fingerprint import template_digest
 from drafters.losses import LossSums
 from drafters.rounding import rounded
 from drafters.target import Target
+from inference.machine import versions
 from inference.stats import Acceptance
 from training.adapters import merged
 from training.batches import order_of
@@ -322,6 +323,6 @@ class Trainer:
     def _publish(self, name: str, drafter: NeuralDrafter, metrics: dict[str, float]) -> None:
         template = template_digest(self.target.tokenizer)
         about = {**self.run.identity, "chat_template": template}
-        about |= {"step": self.progress.step, "metrics": metrics}
+        about |= {"step": self.progress.step, "metrics": metrics, "versions": versions()}
         dtype = self._published_dtype
         save_drafter(drafter, self.output / name, self.target, about, dtype)

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from drafters.target import Target
+from tests.folders import save_tiny_target
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("drafters", "inference", "training", "scripts")
 FILES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
@@ -26,6 +29,12 @@ def forbidden(text: str) -> list[str]:
             if name in CALLS or shell or allow:
                 found.append(name)
     return found
+
+
+def test_code_of_a_folder_is_announced_before_it_runs(tmp_path: Path) -> None:
+    folder = save_tiny_target(tmp_path / "target", num_hidden_layers=1)
+    with pytest.warns(UserWarning, match="trust_remote_code lets its own Python run"):
+        Target.load(folder, trust_remote_code=True)
 
 
 def test_nothing_is_unpickled_evaluated_or_given_to_a_shell() -> None:

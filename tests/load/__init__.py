@@ -1,0 +1,6 @@
+"""Load: requests of random arrival and length through the engine.
+
+python -m tests.load --seconds 600 --rows 64              # a tiny random target
+python -m tests.load --seconds 600 --rows 16 --target T   # a real one
+python -m tests.load --tokens 8000                        # one long generation
+"""
