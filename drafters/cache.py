@@ -121,9 +121,9 @@ class KVCache:
         """
         own, runs = kernels(query.dtype, query.device.type), placement.runs(window)
         if own is not None and runs is not None:
-            scale = query.shape[-1] ** -0.5 if scale is None else scale
             keys, values = self._cells[layer]
-            return own.attend(query, keys, values, runs, scale)
+            usual = query.shape[-1] ** -0.5
+            return own.attend(query, keys, values, runs, usual if scale is None else scale)
         keys, values = self.read(layer, placement)
         grid = placement.to_grid(query)
         count, width, heads, dim = grid.shape

@@ -23,6 +23,10 @@ class Int8Linear(nn.Module):
         linear: the map that is rounded, to nearest, by its rows' largest numbers.
     """
 
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
     def __init__(self, linear: nn.Linear) -> None:
         """Round the weights."""
         super().__init__()
@@ -36,7 +40,9 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
         flat = x.reshape(-1, x.shape[-1])
-        y = torch._weight_int8pack_mm(flat, self.weight, self.scale).view(*x.shape[:-1], -1)
+        y = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scale).view(
+            *x.shape[:-1], -1
+        )
         return y if self.bias is None else y + self.bias
 
 

@@ -67,7 +67,9 @@ def dressed(cli: typer.Typer) -> Any:
     inner = getattr(command, "commands", {}).values()
     for one in inner:
         one.help = escape(one.help or "")
-    for param in [param for one in (command, *inner) for param in one.params]:
+    # click declares neither attribute on what all parameters share
+    params: list[Any] = [param for one in (command, *inner) for param in one.params]
+    for param in params:
         if isinstance(text := getattr(param, "help", None), str):
             param.help = escape(text)
         if type(param).__name__ == "TyperOption" and param.name in _GROUP_OF:

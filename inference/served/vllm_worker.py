@@ -4,18 +4,19 @@ python vllm_worker.py ANSWER.json < JOB.json
 """
 
 # vLLM lies in another environment: nothing here can be checked against its types
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 
 import json
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 
 def main() -> None:
     """Decode a job's prompts one after the other."""
     job = json.load(sys.stdin)
-    import vllm
+    vllm = import_module("vllm")  # of the environment that this runs in
 
     settings = {
         "model": job["target"],
