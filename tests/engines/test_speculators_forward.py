@@ -67,10 +67,10 @@ def exported(
     return drafter, Batch(ids, torch.ones_like(ids).bool(), document, position, taps, last), out
 
 
-def agree(theirs: Tensor, ours: Tensor) -> None:
+def agree(theirs: Tensor, ours: Tensor, within: float = 1e-5) -> None:
     """Compare logits; random weights make large ones, so that rounding is judged by their size."""
     difference = float((theirs - ours).norm() / ours.norm())
-    assert difference < 1e-5, difference
+    assert difference < within, difference
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,8 @@ def test_eagle3_at_every_depth(target: Target, tmp_path: Path, flags: dict[str, 
     with torch.no_grad():
         for depth, prediction in enumerate(drafter.predict(batch, target)):
             ours = prediction.logits(slice(0, len(prediction.group)))
-            agree(found[depth][prediction.group], ours)
+            # states are fed on, and rounding with them: it grows some fivefold a depth here
+            agree(found[depth][prediction.group], ours, within=(2e-6, 1e-5, 5e-5)[depth])
 
 
 @pytest.mark.parametrize("family", ["dflash", "dspark"])
