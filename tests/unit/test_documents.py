@@ -66,8 +66,8 @@ def test_commands_parse(block: Block) -> None:
         except typer.Exit:  # an option such as --list, which ends the command
             continue
         drafters = context.params.get("drafter") or []
-        for text in [drafters] if isinstance(drafters, str) else drafters:
-            Spec.parse(text.replace("$E", "runs/eagle/best"))
+        for text in drafters if isinstance(drafters, list | tuple) else [drafters]:
+            Spec.parse(str(text).replace("$E", "runs/eagle/best"))
         if "overrides" in context.params and script != "preview_data.py":
             check_settings(arguments)
 
