@@ -206,21 +206,28 @@ static inline vec exponential(vec x) {
 #define WIDE_ROWS 6
 #define WIDE_BLOCK 24 /* output rows a thread takes at a time */
 #define TURNED (2 * LANES)
+#define RUN 64 /* products summed one after the other: a sum of short sums rounds less */
 
 static inline __attribute__((always_inline)) void panel(
     const float *weight, const float *x, long in, float dots[WIDE_ROWS][TURNED], const int rows,
     const int vecs) {
-    vec acc[WIDE_ROWS][2];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) acc[r][v] = (vec){0};
-    for (long k = 0; k < in; k++) {
-        vec column[2];
-        for (int v = 0; v < vecs; v++) column[v] = *(const vec *)(x + (k * vecs + v) * LANES);
+    vec total[WIDE_ROWS][2] = {{{0}}};
+    for (long start = 0; start < in; start += RUN) {
+        long stop = start + RUN < in ? start + RUN : in;
+        vec acc[WIDE_ROWS][2];
         for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vecs; v++) acc[r][v] += weight[r * in + k] * column[v];
+            for (int v = 0; v < vecs; v++) acc[r][v] = (vec){0};
+        for (long k = start; k < stop; k++) {
+            vec column[2];
+            for (int v = 0; v < vecs; v++) column[v] = *(const vec *)(x + (k * vecs + v) * LANES);
+            for (int r = 0; r < rows; r++)
+                for (int v = 0; v < vecs; v++) acc[r][v] += weight[r * in + k] * column[v];
+        }
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vecs; v++) total[r][v] += acc[r][v];
     }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) memcpy(dots[r] + v * LANES, &acc[r][v], sizeof(vec));
+        for (int v = 0; v < vecs; v++) memcpy(dots[r] + v * LANES, &total[r][v], sizeof(vec));
 }
 
 /* turned: groups of TURNED tokens (the last may hold LANES), each [in, tokens], zeros behind */

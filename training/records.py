@@ -121,7 +121,10 @@ def _written(where: str, name: str, row: Mapping[str, Any], *, cut: bool) -> Rec
 
 
 def _array(where: str, name: str, values: object, kind: type) -> np.ndarray:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of several lengths within it
+        array = np.empty((0, 0))
     if array.ndim != 1 or not np.issubdtype(array.dtype, kind):
         wanted = "whole numbers" if kind is np.integer else "true and false"
         raise UserError(f"{where}: {name} is not a list of {wanted}")

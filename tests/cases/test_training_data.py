@@ -1,5 +1,6 @@
 """Cases A17 and A21 to A28: what public bug reports say can go wrong between a chat and a batch."""
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -380,11 +381,15 @@ def test_a28_short_answers_teach_what_they_can(small: Target, name: str) -> None
 
 @pytest.mark.parametrize("name", NEURAL)
 def test_packed_equals_unpacked(small: Target, name: str) -> None:
-    """Several chats in one row give the sums and gradients of the same chats apart."""
+    """Several chats in one row give the sums and gradients of the same chats apart.
+
+    In double precision: a kernel rounds in another way for another number of tokens.
+    """
     torch.manual_seed(0)
+    small = Target(copy.deepcopy(small.model).double())
     drafter = build_drafter(name, OPTIONS.get(name, {}), small.shape)
     assert isinstance(drafter, NeuralDrafter)
-    drafter.init_from(small)
+    drafter.double().init_from(small)
     drafter.eval()  # without noise, and at every depth
     examples = [example_of(n, n - 4, seed=n) for n in (17, 9, 12, 6)]
     examples[1].label_mask[0] = True  # has no law before it, packed or not
@@ -400,4 +405,4 @@ def test_packed_equals_unpacked(small: Target, name: str) -> None:
         sums.loss.sum().backward()
         slopes = [p.grad.clone() for p in drafter.parameters() if p.grad is not None]
         results.append([*(x.detach() for x in sums), *slopes])
-    torch.testing.assert_close(results[0], results[1], atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-6)
