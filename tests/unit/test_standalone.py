@@ -85,7 +85,7 @@ def test_layers_are_spread_from_the_first_to_the_last(count: int, chosen: tuple[
         ({"layers": [0, 4]}, "from 0 to 3"),
         ({"layers": [1, 1]}, "distinct layers, ascending"),
         ({"layers": []}, "one or more distinct layers"),
-        ({"model": "/nowhere"}, "model /nowhere:"),
+        ({"model": "/nowhere"}, "model '/nowhere':"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], said: str) -> None:
