@@ -60,7 +60,7 @@ def test_packed_rows_are_counted(place: Path) -> None:
         (["loss.kind=kl"], "only data.key=value can be set here"),
         (["--vocabularies", "some"], "give sizes such as 4096,8192"),
         (["data.max_length=3"], "nothing to learn from"),
-        (["--target", "/nowhere"], "target /nowhere:"),
+        (["--target", "/nowhere"], "target '/nowhere':"),
     ],
 )
 def test_a_mistake_is_one_line(place: Path, more: list[str], said: str) -> None:

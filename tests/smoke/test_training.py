@@ -93,7 +93,7 @@ def refused(
         (["--colour"], "No such option: --colour"),
         (["schedule.time_budget=12"], "give a duration such as 90s, 12m or 2h"),
         (["data.path=/nowhere/chats.jsonl"], "no such file or folder"),
-        (["target=/nowhere/target"], "target /nowhere/target:"),
+        (["target=/nowhere/target"], "target '/nowhere/target':"),
         (["evaluate.shape=growth=bush"], "growth is 'bush'"),
         (["drafter.unrol=3"], "unrol"),
         (["drafter.taps=[1,9]"], "from 0 to 7"),
