@@ -62,7 +62,7 @@ def run(root: Path, job: Job) -> Served:
 
 def _converted(place: Path, folder: Path, target: Path | None, out: Path, dtype: str) -> Path:
     """Write a folder as GGUF by llama.cpp's own converter."""
-    command = [sys.executable, str(place / "convert_hf_to_gguf.py"), str(folder)]
+    command = [_python(place), str(place / "convert_hf_to_gguf.py"), str(folder)]
     command += ["--outtype", _TYPES[dtype], "--outfile", str(out)]
     if target is not None:
         command += ["--target-model-dir", str(target)]
@@ -72,6 +72,12 @@ def _converted(place: Path, folder: Path, target: Path | None, out: Path, dtype:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise UserError(f"llama.cpp cannot convert {folder}: {(lines or ['no word'])[-1][:400]}")
     return out
+
+
+def _python(place: Path) -> str:
+    """Return an interpreter with what the converter imports: vLLM's environment has all of it."""
+    beside = place.parents[1] / "vllm" / "bin" / "python"
+    return str(beside) if beside.exists() else sys.executable
 
 
 @contextmanager
