@@ -112,7 +112,7 @@ def _one(job: Job, reference: Reference, source: random.Random, out: Path, *, ki
         code, told = _child(faulty, log)
         allowed = {"f": {0, 2}, "c": {130, 0}, "k": {KILLED}}[kind[0]]
     problems = [f"ended with {code}: {told}"] if code not in allowed else []
-    problems += _left(job, out, swept="kill" not in str(kind).lower())
+    problems += _left(job, out, swept="kill" not in what.lower())
     code, told = _child(lambda: job.run(out), log)
     if code not in job.again:
         problems.append(f"called again it ended with {code}: {told}")
