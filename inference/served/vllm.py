@@ -31,6 +31,7 @@ def run(root: Path, job: Job) -> Served:
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{job.threads - 1}",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONSAFEPATH": "1",  # this folder has a vllm.py too
     }
     if openmp.exists():
         own["LD_PRELOAD"] = str(openmp)
