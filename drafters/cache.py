@@ -119,7 +119,8 @@ class KVCache:
         Returns:
             [M, query heads * head_dim].
         """
-        own, runs = kernels(query.dtype, query.device.type), placement.runs(window)
+        own = kernels(query.dtype, query.device.type)
+        runs = None if own is None else placement.runs(window)
         if own is not None and runs is not None:
             keys, values = self._cells[layer]
             usual = query.shape[-1] ** -0.5

@@ -150,7 +150,7 @@ class Placement:
         if window not in self._runs:
             cells = self.cells
             if isinstance(cells, slice):
-                cells = torch.arange(cells.start, cells.stop)
+                cells = torch.arange(cells.start, cells.stop, device=self.starts.device)
             first = self.starts + self.blind
             if window is not None:
                 near = self.starts + self.positions - (window - 1)
@@ -247,7 +247,7 @@ def _place_chain(row: int, span: int, counts: list[int], masks: ChainMasks) -> P
         query_position=positions[None],
         counts=counts,
         chain=masks,
-        starts=torch.tensor([start]) if width == 1 else None,
+        starts=torch.tensor([start], device=masks.device) if width == 1 else None,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from inference.page.labels import number
 from inference.tune_report import labels
 
 
@@ -35,9 +36,5 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     for one in drafters:
         parts = (one["by_category"].get(name, {"speedup": None}) for name in categories)
         values = [*(part["speedup"] for part in parts), one["tau"], one["speedup"]]
-        found.add_row(" ".join(labels(one["name"])), *map(_number, values))
+        found.add_row(" ".join(labels(one["name"])), *map(number, values))
     return [found]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

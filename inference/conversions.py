@@ -4,7 +4,7 @@ The same word means other numbers elsewhere: docs/metrics.md puts them side by s
 of counts; what is counted, and when, is inference/stats.py's business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -91,10 +91,15 @@ def even_alpha(tau: float, gamma: int) -> float:
     """
     if not 1 <= tau <= gamma + 1:
         raise ValueError(f"tau is {tau}: a chain of {gamma} emits from 1 to {gamma + 1} a round")
+    return crossing(lambda alpha: chain_tau([alpha] * gamma, gamma) - tau)
+
+
+def crossing(gain: Callable[[float], float]) -> float:
+    """Return where from 0 to 1 a gain that rises with alpha comes up to 0; it does so at 1."""
     low, high = 0.0, 1.0
     for _ in range(60):  # halves the doubt to a float's last bit
         middle = (low + high) / 2
-        low, high = (middle, high) if chain_tau([middle] * gamma, gamma) < tau else (low, middle)
+        low, high = (middle, high) if gain(middle) < 0 else (low, middle)
     return high
 
 

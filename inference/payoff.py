@@ -10,7 +10,7 @@ from typing import Any
 
 from drafters.errors import UserError
 from drafters.growth.prices import Prices
-from inference.conversions import chain_tau, survival
+from inference.conversions import chain_tau, crossing, survival
 from inference.costs import overlapped
 
 LONGEST = 32  # chain that is weighed where one alpha is taken for all depths
@@ -74,13 +74,7 @@ class Payoff:
 
         if gain(1.0) < 0:
             return None
-        low, high = 0.0, 1.0
-        if gain(low) >= 0:
-            return low
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if gain(middle) < 0 else (low, middle)
-        return high
+        return 0.0 if gain(0.0) >= 0 else crossing(gain)
 
     def stops(self) -> int | None:
         """Return the shortest chain beyond the best that slows down; None: none weighed does."""

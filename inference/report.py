@@ -98,7 +98,7 @@ def table(result: Mapping[str, Any]) -> Table:
     for one in result["drafters"]:
         cells = _cells(one, settings["prompts"])
         shape = shape_label(one["growth"], one["shape"], one["nodes"])
-        named = label(one, result["drafters"]), f"{shape}{_drawn(one)}"
+        named = label(one, result["drafters"]), f"{shape}{drawn(one)}"
         found.add_row(*named, *(cells[heading] for heading in shown))
         for member in one["members"]:
             named, cells = (f"  {member['method']}", "alone"), _member_cells(member)
@@ -165,7 +165,7 @@ def _member_cells(member: Mapping[str, Any]) -> dict[str, str]:
     return {"tau": _number(alone), "time": _percent(member["time_share"])}
 
 
-def _drawn(one: Mapping[str, Any]) -> str:
+def drawn(one: Mapping[str, Any]) -> str:
     """Return how sampled drafts were judged; argmax and top-k go without saying."""
     return f" sampled {one['verify_mode']}" if one["draft_mode"] == "sampled" else ""
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from drafters.errors import UserError
 from drafters.target import Target
+from drafters.whole import whole_file
 from inference.bench import Contender, Measurement
 
 FILE = "traces.parquet"
@@ -53,13 +54,8 @@ def write_traces(measured: Measurement, folder: str | Path) -> Path:
     path, text = Path(folder) / FILE, _texts(measured.target)
     race = [measured.baseline, *measured.drafters]
     rows = [row for one in race for row in _rows(measured, one, text)]
-    new = path.with_suffix(".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as new:
         pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), new, compression="zstd")
-        new.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): give --out") from error
     return path
 
 

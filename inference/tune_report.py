@@ -7,6 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from drafters.checkpoint import parts_of
 from drafters.growth.label import shape_label
 from inference.spec import Spec
 
@@ -92,7 +93,7 @@ def _add_load(found: Table, load: Mapping[str, Any], top: int) -> None:
 def labels(text: str) -> tuple[str, str]:
     """Return a drafter's name (the end of its folder's) with its options, and its shape."""
     spec = Spec.parse(text)
-    name = "/".join(Path(spec.drafter).parts[-2:])
+    name = "+".join("/".join(Path(part).parts[-2:]) for part in parts_of(spec.drafter))
     options = [f"{key}={value}" for key, value in spec.options.items()]
     given = spec.growth_options
     shape = shape_label(spec.growth_name, given)

@@ -34,6 +34,7 @@ from drafters.growth import Chain
 from drafters.settings import find_config
 from drafters.stored import StoredDrafter
 from drafters.target import Target
+from drafters.whole import write_text
 from inference import generate
 from inference.prompts import first_turn_ids, read_prompts
 from inference.served import Job, run_engine
@@ -117,8 +118,7 @@ def serve_check(
         },
     }
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=2) + "\n")
+        write_text(out, json.dumps(result, indent=2) + "\n")
     if as_json:
         print(json.dumps(result))
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from drafters.errors import UserError
+from drafters.whole import write_text
 from inference.page import tables
 from inference.page.render import render
 
@@ -39,7 +40,7 @@ def write_page(
         drawn = plots.figures(result)
         page = render(result, {n: plots.inline(f, n) for n, f in drawn.items()}, traces)
         plots.save(drawn, folder / "plots")
-        (folder / FILE).write_text(page, encoding="utf-8")
+        write_text(folder / FILE, page)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): give --out") from error
     return folder / FILE

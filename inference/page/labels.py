@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drafters.growth.label import shape_label
-from inference.report import label
+from inference.report import drawn, label
 
 
 def drafter_names(result: Mapping[str, Any]) -> list[str]:
@@ -23,8 +23,7 @@ def full_names(result: Mapping[str, Any]) -> list[str]:
 def shapes(result: Mapping[str, Any]) -> list[str]:
     """Return each entry's shape, and how drafts were drawn and judged where that is not usual."""
     return [
-        shape_label(one["growth"], one["shape"], one["nodes"])
-        + (f" sampled {one['verify_mode']}" if one["draft_mode"] == "sampled" else "")
+        shape_label(one["growth"], one["shape"], one["nodes"]) + drawn(one)
         for one in result["drafters"]
     ]
 
