@@ -57,7 +57,6 @@ def test_endings(
     code: int,
     line: str,
 ) -> None:
-    monkeypatch.setattr(console.stderr, "file", sys.stderr)
     assert ending(monkeypatch, *options) == code
     out, err = capfd.readouterr()
     assert out == ""

@@ -49,9 +49,15 @@ REMEMBER_ROUNDS = {"lookahead"}
 NEURAL = [name for name in NAMES if issubclass(methods()[name], NeuralDrafter)]
 
 
+def lettered(seed: int = 0) -> Target:
+    target = tiny_target(seed=seed, **SIZES)
+    target.tokenizer = letters()
+    return target
+
+
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target(**SIZES)
+    return lettered()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,6 @@ def make(name: str, target: Target) -> Drafter:
     if name == "universal":  # the same characters, other ids
         small = tiny_model(seed=9, num_hidden_layers=2)
         options["model"] = Target(small, letters(roll=20), name="small")
-        target.tokenizer = letters()
     if name == "hybrid":  # what a row has learned is not in its text
         options = {"members": ["ngram", make("medusa", target)], "learn": False}
     drafter = build_drafter(name, options, target.shape)
@@ -251,7 +256,7 @@ def test_a_file_holds_only_what_is_trained(
 
 def test_another_target_is_refused(neural: NeuralDrafter, target: Target, tmp_path: Path) -> None:
     folder = save_drafter(neural, tmp_path / "d", target)
-    other = tiny_target(seed=1, **SIZES)
+    other = lettered(seed=1)
     with pytest.raises(UserError, match="its weights is"):
         load_drafter(folder, other)
     with pytest.raises(UserError, match="its vocab_size is 128, tiny-llama has 96"):
