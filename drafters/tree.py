@@ -31,6 +31,24 @@ def causal(length: int) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool).tril()
 
 
+@lru_cache(maxsize=1024)
+def _depths(parents: tuple[int, ...]) -> Tensor:
+    """Return each node's depth [N+1] int64. Shared between trees of a shape: never write to it."""
+    depth = [0] * len(parents)
+    for node, parent in enumerate(parents[1:], start=1):
+        depth[node] = depth[parent] + 1
+    return torch.tensor(depth)
+
+
+@lru_cache(maxsize=1024)
+def _visibility(parents: tuple[int, ...]) -> Tensor:
+    """Return who sees whom [N+1, N+1] bool. Shared between trees of a shape: never write to it."""
+    seen = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents[1:], start=1):
+        seen[node] |= seen[parent]
+    return seen
+
+
 @dataclass(frozen=True)
 class TokenTree:
     """The tokens guessed after one row's root.
@@ -121,23 +139,20 @@ class TokenTree:
 
     @cached_property
     def depth(self) -> Tensor:
-        """Return each node's depth [N+1] int64; the root's is 0."""
+        """Return each node's depth [N+1] int64; the root's is 0. Never write to it."""
         if self.is_chain:
             return chain_parents(len(self)) + 1
-        depth = [0] * len(self)
-        for node, parent in enumerate(self.parent_list[1:], start=1):
-            depth[node] = depth[parent] + 1
-        return torch.tensor(depth)
+        return _depths(tuple(self.parent_list))
 
     @cached_property
     def visible(self) -> Tensor:
-        """Return who sees whom: [N+1, N+1] bool, row i marks node i and its ancestors."""
+        """Return who sees whom: [N+1, N+1] bool, row i marks node i and its ancestors.
+
+        Never write to it: trees of one shape share it.
+        """
         if self.is_chain:
             return causal(len(self))
-        seen = torch.eye(len(self), dtype=torch.bool)
-        for node, parent in enumerate(self.parent_list[1:], start=1):
-            seen[node] |= seen[parent]
-        return seen
+        return _visibility(tuple(self.parent_list))
 
     def child(self, node: int, token: int) -> int | None:
         """Return the eldest child of a node that holds a token; None if there is none."""

@@ -43,7 +43,6 @@ class Eagle1Options:
         draft_vocab_size: ids of the target's head that guesses are taken from at most; 0: all.
         qk_norm: norm queries and keys, as Qwen3's layers do.
         attention_bias: biases on queries, keys and values, as Qwen2's layers have.
-        init_layer: the layer starts as a copy of the target's last one, its input norm left out.
         init_fusion: the map before the layer starts by letting the feature through.
     """
 
@@ -52,7 +51,6 @@ class Eagle1Options:
     draft_vocab_size: int = 0
     qk_norm: bool = False
     attention_bias: bool = False
-    init_layer: Start = "target"
     init_fusion: Start = "target"
 
     def __post_init__(self) -> None:
@@ -114,9 +112,11 @@ class Eagle1Drafter(ReducedDrafter[Eagle1Options]):
 
     @torch.no_grad()
     def init_from(self, target: Target) -> None:
-        """Start as the target's last layer once more, on its last states."""
-        if self.config.init_layer == "target":
-            self.layer.copy_from(target.layer_state(target.shape.num_layers - 1))
+        """Let the target's last state through to the layer, which starts at random.
+
+        A copy of the target's last layer is no start: it reads raw states and writes what the
+        final norm brings to scale, while features lie behind that norm (docs/training.md).
+        """
         if self.config.init_fusion == "target":
             self.fusion.weight.zero_()
             self.fusion.weight[:, self.shape.hidden_size :].fill_diagonal_(1.0)
