@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from drafters.int8 import quantisation
+from drafters.spread import held_tensors
 from drafters.target import Target
 
 _SAMPLED = 4096  # values of each tensor that enter the weights' digest
@@ -24,7 +24,7 @@ class Fingerprint:
         base: the model this one is a converted or quantised copy of, "" if it says nothing.
         hidden_size, num_layers, vocab_size: its sizes.
         tokenizer: digest of the tokenizer's ids and chat template; "" without a tokenizer.
-        weights: digest over evenly spaced values of every tensor.
+        weights: digest over evenly spaced values of every tensor; "" where a server held them.
         quantisation: how its weights are quantised, "" if they are not.
     """
 
@@ -52,8 +52,30 @@ class Fingerprint:
             num_layers=target.shape.num_layers,
             vocab_size=target.shape.vocab_size,
             tokenizer=_tokenizer_digest(target.tokenizer),
-            weights=_weights_digest(_weights(target.model)),
+            weights=_weights_digest(target.model),
             quantisation=quantised,
+        )
+
+    @classmethod
+    def without_weights(cls, name: str, config: Any, tokenizer: Any) -> "Fingerprint":
+        """Take the fingerprint of a target whose weights another process holds.
+
+        Args:
+            name: as it is loaded.
+            config: its text config.
+            tokenizer: its own.
+        """
+        base = getattr(config, "base_model_name_or_path", None)
+        return cls(
+            name=name,
+            architecture=(config.architectures or [""])[0],
+            base=base or "",
+            hidden_size=config.hidden_size,
+            num_layers=config.num_hidden_layers,
+            vocab_size=config.vocab_size,
+            tokenizer=_tokenizer_digest(tokenizer),
+            weights="",
+            quantisation=quantisation(config),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,13 +83,17 @@ class Fingerprint:
         return asdict(self)
 
     def difference(self, other: "Fingerprint") -> tuple[str, Any, Any] | None:
-        """Return the first differing field with both values; the name does not count."""
+        """Return the first differing field with both values.
+
+        The name does not count, nor do weights that one of the two has not seen.
+        """
         mine, theirs = asdict(self), asdict(other)
         for key in ("hidden_size", "vocab_size", "num_layers", "architecture", "tokenizer"):
             if mine[key] != theirs[key]:
                 return key, mine[key], theirs[key]
         for key in ("quantisation", "weights"):
-            if mine[key] != theirs[key]:
+            unseen = key == "weights" and "" in (mine[key], theirs[key])
+            if mine[key] != theirs[key] and not unseen:
                 return key, mine[key] or "none", theirs[key] or "none"
         return None
 
@@ -83,22 +109,21 @@ def template_digest(tokenizer: Any) -> str:
     return "" if not template else hashlib.sha256(str(template).encode()).hexdigest()[:16]
 
 
-def _weights(model: Any) -> dict[str, Tensor]:
-    """Return what a model computes with: parameters, and the buffers of quantised maps."""
-    quantised = quantisation(model.config)
-    tensors = dict(model.named_parameters())
-    return tensors | (dict(model.named_buffers()) if quantised else {})
+def _weights_digest(model: Any) -> str:
+    """Hash evenly spaced values of every tensor, rounded to bfloat16: equal in any served dtype.
 
-
-def _weights_digest(tensors: dict[str, Tensor]) -> str:
-    """Hash evenly spaced values of every tensor, rounded to bfloat16: equal in any served dtype."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        flat = tensors[name].detach().flatten()
+    They are what the model computes with: parameters, and the buffers of quantised maps.
+    """
+    found: dict[str, bytes] = {}
+    for name, tensor in held_tensors(model, buffers=bool(quantisation(model.config))):
+        flat = tensor.detach().flatten()
         step = max(1, len(flat) // _SAMPLED)
         values = flat[::step].to("cpu", torch.bfloat16).view(torch.int16)
+        found[name] = values.numpy().tobytes()
+    digest = hashlib.sha256()
+    for name in sorted(found):
         digest.update(name.encode())
-        digest.update(values.numpy().tobytes())
+        digest.update(found[name])
     return digest.hexdigest()[:16]
 
 

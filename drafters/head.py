@@ -33,10 +33,12 @@ class TargetHead:
 
         A gradient flows to the states where they ask for one, never to the head.
         """
+        here, hidden = hidden.device, hidden.to(self.weight.device)
         if hidden.requires_grad:
             logits = F.linear(hidden, *self._plain(ids))
         else:
             logits = (self._every if ids is None else self._on(ids))(hidden)
+        logits = logits.to(here)
         if self._scale != 1:
             logits = logits * self._scale
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)

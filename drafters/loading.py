@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from drafters.errors import UserError
 from drafters.int8 import quantisation
 from drafters.selftest import check_kind
+from drafters.spread import Spread
 
 _GIVE = (
     "give a folder in Hugging Face format (config.json, safetensors, tokenizer) or the id of one "
@@ -44,7 +45,12 @@ def load_tokenizer(path: str | Path, role: str, *, trust_remote_code: bool = Fal
 
 
 def load_model(
-    path: str | Path, role: str, dtype: torch.dtype, *, trust_remote_code: bool = False
+    path: str | Path,
+    role: str,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool = False,
+    spread: Spread | None = None,
 ) -> Any:
     """Return a causal LM with its head, in eval mode.
 
@@ -53,6 +59,7 @@ def load_model(
         role: what an error calls it, such as "target".
         dtype: of its weights.
         trust_remote_code: whether the folder's own Python may run.
+        spread: over which devices; None: all of it is on the CPU.
 
     Raises:
         UserError: if it is not there, or of a kind that cannot be served; before any weight is
@@ -63,9 +70,14 @@ def load_model(
     config = load_config(path, role, trust_remote_code=trust_remote_code)
     check_kind(config)
     loader: Any = AutoModelForCausalLM
+    places = {} if spread is None else spread.arguments()
     with _said(role, path), _quantised(role, path, quantisation(config)):
         model = loader.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+            path,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            **places,
         )
     return model.eval()
 

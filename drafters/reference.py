@@ -41,9 +41,12 @@ class PlacedCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write [R, heads, n, hd] into the cells of this call; return all that is read."""
         place = self.placement
-        keys, values = (place.from_grid(x.transpose(1, 2)) for x in (key_states, value_states))
+        here, there = place.positions.device, key_states.device  # they differ in a spread target
+        grids = (x.transpose(1, 2).to(here) for x in (key_states, value_states))
+        keys, values = (place.from_grid(grid) for grid in grids)
         self.cache.write(layer_idx, keys, values, place)
-        return self.cache.read(layer_idx, place)
+        keys, values = self.cache.read(layer_idx, place)
+        return keys.to(there), values.to(there)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return what is cached before this call; only asked for where positions are given."""
@@ -163,8 +166,9 @@ class ReferenceModel:
         finally:
             for hook in hooks:
                 hook.remove()
-        stacked = torch.cat([tapped[index] for index in sorted(taps)], -1) if taps else None
-        return out.last_hidden_state, stacked
+        here = ids.device
+        found = [tapped[index].to(here) for index in sorted(taps)]
+        return out.last_hidden_state.to(here), torch.cat(found, -1) if found else None
 
 
 def _keep_output(tapped: dict[int, Tensor], index: int) -> Any:

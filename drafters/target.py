@@ -5,7 +5,7 @@ model's own, and answers for trees, prompts and training batches in the terms of
 nn.Module: it cannot slip into a state_dict, an optimizer or a distributed wrapper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
 from drafters.sequences import run_sequences
 from drafters.shape import TargetShape
+from drafters.spread import Spread, check_spread
 from drafters.tree import TokenTree
 
 PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
@@ -93,6 +94,8 @@ class Target:
         engine: str | None = None,
         weights: str | None = None,
         trust_remote_code: bool = False,
+        device_map: str | Mapping[str, Any] | None = None,
+        max_memory: Mapping[Any, Any] | None = None,
     ) -> "Target":
         """Load a target from a folder or the hub.
 
@@ -104,6 +107,9 @@ class Target:
             weights: "int8" rounds the linear maps to one byte a number (int8.py): another target,
                 with outputs of its own; None: as they are stored.
             trust_remote_code: whether the folder's own Python may run; off unless asked for.
+            device_map: spreads its layers over several devices, or partly over the disk
+                (spread.py); it then runs its own forward, and the cache lies with its embedding.
+            max_memory: of each device, for a device_map that is a plan.
 
         Raises:
             UserError: if nothing loadable is there, or as the class raises it.
@@ -111,11 +117,15 @@ class Target:
         check_engine(engine)
         if weights not in (None, INT8):
             raise UserError(f"weights is {weights!r}: give {INT8}, or leave it out")
+        spread = _spread(device_map, max_memory, device, engine, weights)
+        engine = engine if spread is None else "reference"
         place = chosen_device(device)
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        model = load_model(path, "target", kind, trust_remote_code=trust_remote_code)
+        model = load_model(path, "target", kind, trust_remote_code=trust_remote_code, spread=spread)
         tokenizer = load_tokenizer(path, "target", trust_remote_code=trust_remote_code)
-        if not quantisation(model.config):  # those lie where transformers has put them
+        if spread is not None:
+            check_spread(model, str(path))
+        elif not quantisation(model.config):  # those lie where transformers has put them
             model.to(place)
         if weights is not None:
             to_int8(model)
@@ -292,6 +302,29 @@ class Target:
             taps [B, T, K * D] or None, and post-norm states [B, T, D].
         """
         return run_sequences(self._model, ids, document, position, features.layers)
+
+
+def _spread(
+    device_map: str | Mapping[str, Any] | None,
+    max_memory: Mapping[Any, Any] | None,
+    device: str | None,
+    engine: str | None,
+    weights: str | None,
+) -> Spread | None:
+    """Return how a target is spread, if it is; refuse what only one device can do."""
+    if device_map is None:
+        if max_memory is not None:
+            raise UserError("max_memory belongs to device_map: give device_map='auto' too")
+        return None
+    for name, value in (("device", device), ("weights", weights)):
+        if value is not None:
+            raise UserError(f"{name} and device_map exclude each other: leave one out")
+    if engine not in (None, "reference"):
+        raise UserError(
+            f"engine {engine} holds all layers on one device: give engine reference with "
+            "device_map, or none"
+        )
+    return Spread(device_map, max_memory)
 
 
 def _joined(chunks: list[TargetOutput]) -> TargetOutput:

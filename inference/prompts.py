@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow.parquet as parquet
 from jinja2.exceptions import TemplateError
@@ -133,7 +133,16 @@ def _turns(place: str, found: Mapping[str, Any]) -> tuple[str, Any]:
     return "\n".join(said["system"]), said["user"]
 
 
-def has_template(target: Target) -> bool:
+class HasTokenizer(Protocol):
+    """What reads text; every Target does."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return its tokenizer, None if there is none."""
+        ...
+
+
+def has_template(target: HasTokenizer) -> bool:
     """Tell whether the target reads chats."""
     return target.tokenizer is not None and bool(target.tokenizer.chat_template)
 

@@ -7,15 +7,20 @@ r"""Let a target write the chats that drafters learn from: Parquet with the very
     python scripts/make_chats.py --target BASE --out runs/texts --texts lines.txt
     python scripts/make_chats.py --target $T --out /tmp/chats --chats 8 --max-new-tokens 32
     python scripts/make_chats.py --target $T --out runs/chats --tokens 300000 --features 1,14,28
+    python scripts/make_chats.py --target $T --out runs/served --prompts questions.jsonl \
+        --endpoint http://127.0.0.1:8000 --model NAME --rows 256
 
 The same command goes on where a killed one stopped. What is dropped, and why, is counted in
 manifest.json. With --features the states that the target went through are kept in OUT/features:
-training with features.store=OUT/features then never runs it again.
+training with features.store=OUT/features then never runs it again. With --endpoint a server writes
+(vLLM, SGLang, llama.cpp or another with OpenAI's completions): of the target only its tokenizer,
+template and config are read here, and the server is given ids.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -28,15 +33,15 @@ from rich.progress import Progress, TaskID
 
 from console import DEVICE_HELP, Dtype, app, note, progress, run
 from drafters.errors import UserError
-from drafters.fingerprint import Fingerprint
-from drafters.target import Target
 from inference.machine import machine, versions
 from training.batches import documents
 from training.chat_settings import ChatSettings
-from training.chats import RULES, ChatMaker
+from training.chats import RULES, ChatMaker, Keep
+from training.endpoint import Endpoint
 from training.feature_store import FeatureStore, Kind
 from training.shards import CHATS, Goal, ShardFolder
 from training.sources import Source, given_prompts, given_texts, self_chat
+from training.writers import own_writer, served_writer
 
 FEATURES = "features"  # folder beside the chats
 
@@ -78,7 +83,9 @@ def make_chats(
         list[str] | None, typer.Option(help="KEY=VALUE for the chat template; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Chat i depends on the seed and i alone.")] = 0,
-    rows: Annotated[int, typer.Option(help="Chats decoded together.")] = 64,
+    rows: Annotated[
+        int, typer.Option(help="Chats decoded together; with --endpoint, requests in flight.")
+    ] = 64,
     shard: Annotated[int, typer.Option(help="Chats that a kill can cost at most.")] = 256,
     features: Annotated[
         str | None,
@@ -86,6 +93,15 @@ def make_chats(
             help="Keep the target's states in OUT/features, in bfloat16: layers such as 1,14,28, "
             "or last; the last state is always kept."
         ),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="Address of a server that writes, such as http://127.0.0.1:8000."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The target, as the server calls it.")] = None,
+    key_from: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with the server's key; it is stored nowhere."),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
@@ -112,26 +128,30 @@ def make_chats(
         template_options=_options(template_option or []),
     )
     rows, most = _positive("rows", rows), _positive("shard", shard)
-    writer = Target.load(target, dtype=dtype.value, device=device)
-    layers = None if features is None else _layers(features, writer.shape.num_layers)
-    store = None
-    if layers is not None:
-        store = FeatureStore(out / FEATURES, Kind.of(writer, layers, "bfloat16"))
-        # prompts are not known yet
-        store.check_room((goal.tokens or 0) * store.kind.token_bytes)
+    if endpoint is None:
+        if model is not None or key_from is not None:
+            raise UserError("--model and --key-from belong to a server: give --endpoint too")
+        writer = own_writer(target, dtype.value, device, rows, features)
+    else:
+        if features is not None or device is not None or dtype is not Dtype.float32:
+            raise UserError(
+                "--features, --device and --dtype are of a target in this process: leave them out "
+                "with --endpoint (scripts/store_features.py makes features afterwards)"
+            )
+        writer = served_writer(target, Endpoint(endpoint, _key(key_from)), model, rows)
+    store = None if writer.keep is None else _store(out, writer.keep, goal)
     with progress() as bars:
         meter = Meter(bars, goal)
-        maker = ChatMaker(writer, source, settings, rows=rows, tick=meter.tick, layers=layers)
+        maker = ChatMaker(
+            writer.reader, writer.sampler, source, settings, tick=meter.tick, keep=writer.keep
+        )
         made_by = {
-            "target": Fingerprint.of(writer).to_dict(),
-            "dtype": dtype.value,
+            **writer.identity,
             "source": {"kind": source.kind, "digest": source.digest},
             "sampling": settings.to_dict(),
             "goal": {"tokens": tokens, "chats": chats},
             "shard": most,
         }
-        if layers is not None:
-            made_by["features"] = layers
         folder = ShardFolder(out, made_by)
         if not folder.done:
             _fill(folder, maker, goal, most, meter, store)
@@ -141,6 +161,13 @@ def make_chats(
         found = folder.finish(goal, _about())
         note(_summary(found))
     print(out / CHATS)
+
+
+def _store(out: Path, keep: Keep, goal: Goal) -> FeatureStore:
+    """Return where states are kept; refuse what the disk cannot hold."""
+    store = FeatureStore(out / FEATURES, Kind.of(keep.target, keep.layers, "bfloat16"))
+    store.check_room((goal.tokens or 0) * store.kind.token_bytes)  # prompts are not known yet
+    return store
 
 
 class Meter:
@@ -225,24 +252,21 @@ def _source(openings: Path | None, prompts: Path | None, texts: Path | None, see
     return given_texts(texts) if texts is not None else self_chat(openings, seed)
 
 
+def _key(variable: str | None) -> str | None:
+    """Return the key that an environment variable holds."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise UserError(f"--key-from: the environment has no {variable}: set it to the key")
+    return key
+
+
 def _temperatures(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UserError(f"--temperatures is {text!r}: give numbers such as 0,0.7") from None
-
-
-def _layers(text: str, count: int) -> tuple[int, ...]:
-    """Read the layers whose outputs are kept."""
-    try:
-        layers = () if text == "last" else tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        layers = (-1,)
-    if layers and not 0 <= layers[0] <= layers[-1] < count:
-        raise UserError(
-            f"--features is {text!r}: give layers from 0 to {count - 1} such as 1,4, or last"
-        )
-    return layers
 
 
 def _options(pairs: list[str]) -> dict[str, Any]:

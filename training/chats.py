@@ -5,11 +5,9 @@ the messages so far, and the ids of a chat are those that the target read and wr
 depends on (seed, i) alone.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -25,8 +23,10 @@ from training.chat_settings import MOST_TURNS, ChatSettings
 from training.conversation import Conversation
 from training.examples import Example
 from training.forms import ChatForm, PlainText
+from training.keys import digest, question_key
+from training.reader import ChatReader
 from training.sampler import ABANDONED, Law, Sample, Sampler
-from training.sources import SELF_CHAT, TEXTS, Source
+from training.sources import TEXTS, Source
 from training.states import States, with_summary
 
 _STREAMS = 2 * MOST_TURNS  # of random numbers a chat owns
@@ -43,6 +43,9 @@ RULES = {
     ),
     "answer with markup in it": "it holds special tokens before its end",
     "prompt longer than the context": "no room is left for an answer",
+    "answer whose ids are not certain": (
+        "the server returned text alone, which has another number of tokens than it counted"
+    ),
 }
 """Why chats are dropped."""
 
@@ -71,17 +74,31 @@ class Shard:
     states: list[tuple[Example, States]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Keep:
+    """What is kept of a target's states.
+
+    Args:
+        target: that the sampler runs.
+        layers: whose outputs are kept beside the last state.
+        dtype: what they are rounded to.
+    """
+
+    target: Target
+    layers: tuple[int, ...]
+    dtype: torch.dtype = torch.bfloat16
+
+
 class ChatMaker:
     """Make chats with one target.
 
     Args:
-        target: asks and answers.
+        target: asks and answers; its weights are the sampler's.
+        sampler: decodes.
         source: how chats begin.
         settings: how they go on.
-        rows: how many decode together.
         tick: told of progress.
-        layers: outputs that are kept of every chat beside the last state; None: nothing is.
-        dtype: what these states are rounded to.
+        keep: what is kept of the states of every chat; None: nothing is.
 
     Raises:
         UserError: if the target cannot read what the source gives.
@@ -89,24 +106,20 @@ class ChatMaker:
 
     def __init__(
         self,
-        target: Target,
+        target: ChatReader,
+        sampler: Sampler,
         source: Source,
         settings: ChatSettings,
         *,
-        rows: int,
         tick: Tick,
-        layers: tuple[int, ...] | None = None,
-        dtype: torch.dtype = torch.bfloat16,
+        keep: Keep | None = None,
     ) -> None:
         """Look at the target's template."""
-        self.target, self.source, self.settings = target, source, settings
+        self.target, self.sampler, self.keep = target, sampler, keep
+        self.source, self.settings = source, settings
         self.chat = None if source.kind == TEXTS else ChatForm(target, settings.template_options)
         self.form = self.chat or PlainText(target)
         self.tick = tick
-        self.features = Features() if layers is None else Features(layers, last=True)
-        self.dtype = dtype
-        self.sampler = Sampler(target, rows, self._count)
-        self.room = target.shape.max_positions - 1
         self._phase, self._shard = "", Shard(0)
 
     @property
@@ -190,13 +203,10 @@ class ChatMaker:
                 Request(chat.open_answer(self.form), most, self._random(chat, 2 * turn + 1))
                 for chat in mine
             ]
-            law = Law(
-                self.settings.warp(temperature),
-                Stop(self.target.eos_ids),
-                self._looping,
-                self.features,
-                self.dtype,
-            )
+            law = Law(self.settings.warp(temperature), Stop(self.target.eos_ids), self._looping)
+            if self.keep is not None:
+                features = Features(self.keep.layers, last=True)
+                law = replace(law, features=features, dtype=self.keep.dtype)
             for chat, sample in self._sample(mine, requests, law):
                 self._take_answer(chat, sample, turn)
 
@@ -211,6 +221,8 @@ class ChatMaker:
             chat.dropped = "looping answer"
         elif special & set(said):
             chat.dropped = "answer with markup in it"
+        elif sample.misread:
+            chat.dropped = "answer whose ids are not certain"
         decode = self.target.tokenizer.decode
         chat.answer(ids, decode(ids), decode(said), sample.finish_reason or "")
         if sample.last:
@@ -225,28 +237,28 @@ class ChatMaker:
         """Run requests; chats whose prompt leaves no room are dropped."""
         fitting: list[tuple[Conversation, Request]] = []
         for chat, request in zip(chats, requests, strict=True):
-            if len(request.prompt) > self.room:
+            if len(request.prompt) >= self.sampler.context:
                 chat.dropped = "prompt longer than the context"
             else:
                 fitting.append((chat, request))
-        samples = self.sampler.run([request for _, request in fitting], law)
+        samples = self.sampler.run([request for _, request in fitting], law, self._count)
         return [(chat, sample) for (chat, _), sample in zip(fitting, samples, strict=True)]
 
     def _keep(self, chat: Conversation, seen: set[str]) -> None:
         """Add a chat's rows to the shard, or count why there is none."""
-        key = _digest(chat.ids)
+        key = digest(chat.ids)
         if chat.dropped is None and key in seen:
             chat.dropped = "duplicate"
         if chat.dropped is not None:
             self._shard.drops[chat.dropped] += 1
             return
         seen.add(key)
-        self._shard.keys += [_question_key(chat), key]
+        self._shard.keys += [question_key(chat), key]
         self._shard.rows += chat.rows()
         for part in chat.all_parts():
-            if part.states is not None:
+            if part.states is not None and self.keep is not None:
                 example = Example("", torch.tensor(part.ids), torch.tensor(part.mask))
-                states = with_summary(example, *part.states, self.target)
+                states = with_summary(example, *part.states, self.keep.target)
                 self._shard.states.append((example, states))
 
     def _random(self, chat: Conversation, stream: int) -> RowRandom:
@@ -277,32 +289,7 @@ def _drop_known(chats: Sequence[Conversation], seen: set[str]) -> None:
     for chat in chats:
         if chat.dropped is not None:
             continue
-        key = _question_key(chat)
+        key = question_key(chat)
         if key in seen:
             chat.dropped = "duplicate"
         seen.add(key)
-
-
-def row_keys(row: Mapping[str, Any], kind: str) -> list[str]:
-    """Return the keys of a stored chat, those that it had when it was made.
-
-    Args:
-        row: as SCHEMA has them (training/shards.py).
-        kind: of the source it came from.
-    """
-    asked = [m["content"] for m in row["messages"] if m["role"] == "user"]
-    return [_text_key("\n".join(asked[: 1 if kind == SELF_CHAT else None])), _digest(row["ids"])]
-
-
-def _question_key(chat: Conversation) -> str:
-    """Return a key of what is asked: given messages, or the first one; case and marks apart."""
-    return _text_key("\n".join(chat.start.given) or chat.messages[0]["content"])
-
-
-def _text_key(text: str) -> str:
-    words = re.findall(r"\w+", text.lower())
-    return _digest(" ".join(words) or text.strip())
-
-
-def _digest(value: object) -> str:
-    return blake2b(repr(value).encode(), digest_size=8).hexdigest()

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from jinja2.exceptions import TemplateError
 
 from drafters.errors import UserError
-from drafters.target import Target
 from inference.prompts import has_template
 from inference.stop import Stop
+from training.reader import ChatReader
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -42,7 +42,7 @@ class PlainText:
         UserError: if there is none.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ChatReader) -> None:
         """Keep the tokenizer."""
         if target.tokenizer is None:
             raise UserError(f"{target.name} has no tokenizer: give a target that reads text")
@@ -68,7 +68,7 @@ class ChatForm:
         UserError: if there is no template, or it does not show a user's message once, as it is.
     """
 
-    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+    def __init__(self, target: ChatReader, options: Mapping[str, Any]) -> None:
         """Look for the user's message in a rendering."""
         if not has_template(target):
             raise UserError(

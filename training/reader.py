@@ -1,11 +1,11 @@
 """Readers: what turning chats into ids needs of a target, which is not its weights."""
 
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from transformers import GenerationConfig
 
+from drafters.fingerprint import Fingerprint
 from drafters.loading import load_config, load_tokenizer
 from drafters.shape import TargetShape
 
@@ -14,12 +14,17 @@ class ChatReader(Protocol):
     """A target as far as chats are concerned; every Target is one."""
 
     @property
+    def name(self) -> str:
+        """Return how messages call it."""
+        ...
+
+    @property
     def tokenizer(self) -> Any:
         """Return its tokenizer, None if there is none."""
         ...
 
     @property
-    def eos_ids(self) -> Set[int]:
+    def eos_ids(self) -> frozenset[int]:
         """Return the ids that end an answer."""
         ...
 
@@ -34,12 +39,15 @@ class WeightlessReader:
     """A target without its weights, to look at chats in a second.
 
     Args:
-        tokenizer, eos_ids, shape: see ChatReader.
+        name, tokenizer, eos_ids, shape: see ChatReader.
+        fingerprint: as far as it is known without weights.
     """
 
+    name: str
     tokenizer: Any
     eos_ids: frozenset[int]
     shape: TargetShape
+    fingerprint: Fingerprint
 
     @classmethod
     def load(cls, path: str) -> "WeightlessReader":
@@ -54,4 +62,6 @@ class WeightlessReader:
         except OSError:
             ends = config.eos_token_id
         ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
-        return cls(tokenizer, frozenset(ids), TargetShape.of(config, config.vocab_size))
+        shape = TargetShape.of(config, config.vocab_size)
+        fingerprint = Fingerprint.without_weights(path, config, tokenizer)
+        return cls(path, tokenizer, frozenset(ids), shape, fingerprint)

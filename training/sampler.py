@@ -1,11 +1,13 @@
-"""Sampler: many prompts through the engine in one batch that stays full.
+"""Samplers: what gives every one of many prompts its continuation.
 
-Each prompt has its own randomness, so what it gets does not depend on its neighbours (but for
-rounding: kernels add up in another order for another number of rows).
+The one here runs them through the engine in one batch that stays full; a server does it in
+training/remote.py. Each prompt has its own randomness, so what it gets does not depend on its
+neighbours (but for rounding: kernels add up in another order for another number of rows).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -55,12 +57,14 @@ class Sample:
     Args:
         ids: emitted tokens, an ending token included.
         finish_reason: "stop", "length" or "abandoned".
+        misread: whether the ids were read from a text that does not hold them for certain.
         taps, last: states of prompt and sample without the sample's last token, which the target
             wrote and did not read; in pieces [m, K * D] and [m, D], as far as they are kept.
     """
 
     ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    misread: bool = False
     taps: list[Tensor] = field(default_factory=list)
     last: list[Tensor] = field(default_factory=list)
 
@@ -73,21 +77,42 @@ class Sample:
                 kept.append(states.to("cpu", dtype))
 
 
-class Sampler:
-    """Plain decoding of many prompts.
+Tick = Callable[[int], None]
+"""Told how many tokens came."""
+
+
+class Sampler(Protocol):
+    """What decodes many prompts."""
+
+    @property
+    def context(self) -> int:
+        """Return how many tokens a prompt and its sample may have together."""
+        ...
+
+    def run(self, requests: Sequence[Request], law: Law, tick: Tick) -> list[Sample]:
+        """Decode all requests to their ends; samples in their order."""
+        ...
+
+
+class EngineSampler:
+    """Plain decoding of many prompts by a target of this process.
 
     Args:
         target: writes.
         rows: how many prompts decode together.
-        tick: told how many tokens came.
     """
 
-    def __init__(self, target: Target, rows: int, tick: Callable[[int], None]) -> None:
+    def __init__(self, target: Target, rows: int) -> None:
         """Keep what every run needs."""
-        self.target, self.rows, self.tick = target, rows, tick
+        self.target, self.rows = target, rows
         self.drafter = build_drafter("none", {}, target.shape)
 
-    def run(self, requests: Sequence[Request], law: Law) -> list[Sample]:
+    @property
+    def context(self) -> int:
+        """Return how many tokens a prompt and its sample may have together."""
+        return self.target.shape.max_positions
+
+    def run(self, requests: Sequence[Request], law: Law, tick: Tick) -> list[Sample]:
         """Decode all requests to their ends; samples in their order."""
         if not requests:
             return []
@@ -106,7 +131,7 @@ class Sampler:
         for number, commit in feed:
             sample = samples[number]
             sample.add(commit, law.dtype)
-            self.tick(len(commit.emitted))
+            tick(len(commit.emitted))
             if commit.finished is None and law.gives_up(sample.ids):
                 sample.finish_reason = ABANDONED
                 feed.abandon(number)

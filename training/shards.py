@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from drafters.errors import UserError
 from drafters.untrusted import read_object
 from drafters.whole import whole_file, write_text
-from training.chats import Shard, row_keys
+from training.chats import Shard
+from training.keys import row_keys
 
 CHATS, MANIFEST = "chats.parquet", "manifest.json"
 SCHEMA = pa.schema(

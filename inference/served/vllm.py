@@ -25,24 +25,12 @@ def run(root: Path, job: Job) -> Served:
     python = root / "vllm" / "bin" / "python"
     if not python.exists():
         raise UserError(f"vLLM is not in {root}: run `make engines`")
-    openmp = root / "vllm" / "lib" / "libiomp5.so"
-    own = {
-        "VLLM_CPU_KVCACHE_SPACE": _CACHE_GIB,
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{job.threads - 1}",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONSAFEPATH": "1",  # this folder has a vllm.py too
-    }
-    if openmp.exists():
-        own["LD_PRELOAD"] = str(openmp)
-    # nothing of this environment: vLLM pins another transformers
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     with tempfile.TemporaryDirectory() as work:
         answer = Path(work) / "answer.json"
         done = subprocess.run(
             [str(python), str(_WORKER), str(answer)],
             input=json.dumps(asdict(job), default=str),
-            env=kept | own,
+            env=environment(root, job.threads),
             cwd=work,
             capture_output=True,
             text=True,
@@ -52,6 +40,28 @@ def run(root: Path, job: Job) -> Served:
         if done.returncode or not answer.exists():
             raise UserError(f"vLLM refused {job.method or 'the target'}: {_reason(done.stderr)}")
         return Served(**json.loads(answer.read_text()))
+
+
+def environment(root: Path, threads: int) -> dict[str, str]:
+    """Return the environment variables of a process of vLLM's: nothing of our own packages.
+
+    Args:
+        root: folder that the engines were built in.
+        threads: of the CPU.
+    """
+    openmp = root / "vllm" / "lib" / "libiomp5.so"
+    own = {
+        "VLLM_CPU_KVCACHE_SPACE": _CACHE_GIB,
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONSAFEPATH": "1",  # this folder has a vllm.py too
+    }
+    if openmp.exists():
+        own["LD_PRELOAD"] = str(openmp)
+    # vLLM pins another transformers
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return kept | own
 
 
 def _reason(text: str) -> str:

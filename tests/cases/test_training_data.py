@@ -28,6 +28,7 @@ from training.objective import Objective
 from training.options import DataSettings
 from training.parts import with_stored_options
 from training.records import read_records
+from training.sampler import EngineSampler
 from training.sources import PROMPTS, Source, Start
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
@@ -140,7 +141,8 @@ def test_a21_training_ids_are_what_generation_read_and_wrote(
             template_options={"enable_thinking": False},
         )
         source = Source(PROMPTS, starts)
-        maker = ChatMaker(target, source, chats, rows=3, tick=lambda *_: None)
+        sampler = EngineSampler(target, 3)
+        maker = ChatMaker(target, sampler, source, chats, tick=lambda *_: None)
         rows = maker.make(0, 3, set()).rows
         assert rows
         opening = "assistant\n<think></think>"
@@ -330,7 +332,8 @@ def test_a26_answers_that_a_limit_ended_are_counted(tmp_path: Path) -> None:
     target = Target.load(folder)
     starts = tuple(Start(str(i), given=(f"question {i}",)) for i in range(4))
     chats = ChatSettings(temperatures=(0.0,), max_new_tokens=8, max_looped=1.0)
-    maker = ChatMaker(target, Source(PROMPTS, starts), chats, rows=4, tick=lambda *_: None)
+    source = Source(PROMPTS, starts)
+    maker = ChatMaker(target, EngineSampler(target, 4), source, chats, tick=lambda *_: None)
     rows = maker.make(0, 4, set()).rows
     assert rows
     assert {row["finish_reason"] for row in rows} == {"length"}

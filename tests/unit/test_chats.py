@@ -17,11 +17,13 @@ from inference.stop import Stop
 from tests.folders import TEMPLATE, VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import tiny_model
 from training.chat_settings import ChatSettings
-from training.chats import ChatMaker, Shard, row_keys
+from training.chats import ChatMaker, Keep, Shard
 from training.features import Lessons
 from training.forms import ChatForm
+from training.keys import row_keys
 from training.options import FeatureSettings
 from training.records import read_records
+from training.sampler import EngineSampler
 from training.shards import CHATS, MANIFEST, Goal, ShardFolder, Tally
 from training.sources import Source, Start, given_prompts, given_texts, self_chat
 
@@ -69,7 +71,8 @@ def talker(template: str | None = SYSTEM, *, ends: float = 3.6, seed: int = 0) -
 
 def maker(target: Target, source: Source, *, rows: int = 8, **settings: object) -> ChatMaker:
     options = {"temperatures": (1.0, 0.9), "max_new_tokens": 24, "user_tokens": 24, **settings}
-    return ChatMaker(target, source, ChatSettings(**options), rows=rows, tick=lambda *_: None)
+    sampler = EngineSampler(target, rows)
+    return ChatMaker(target, sampler, source, ChatSettings(**options), tick=lambda *_: None)
 
 
 def made(target: Target, count: int, source: Source | None = None, **settings: object) -> Shard:
@@ -418,11 +421,12 @@ def test_kept_states_are_those_of_a_full_forward(tmp_path: Path, template: str, 
     target = talker(template)
     words = prompts(tmp_path, *[[f"{word} {i}" for i in range(turns)] for word in ("Hi", "Go on")])
     settings = ChatSettings(temperatures=(1.0, 0.9), max_new_tokens=24, max_looped=1.0)
-    options: dict[str, Any] = {"rows": 2, "tick": lambda *_: None}
-    plain = ChatMaker(target, words, settings, **options).make(0, 2, set())
+    parts: dict[str, Any] = {"sampler": EngineSampler(target, 2), "tick": lambda *_: None}
+    plain = ChatMaker(target, source=words, settings=settings, **parts).make(0, 2, set())
     assert not plain.states
     layers = (0, 1)
-    keeping = ChatMaker(target, words, settings, layers=layers, dtype=torch.float32, **options)
+    keep = Keep(target, layers, torch.float32)
+    keeping = ChatMaker(target, source=words, settings=settings, keep=keep, **parts)
     shard = keeping.make(0, 2, set())
     assert shard.rows == plain.rows
     assert len(shard.states) == len(shard.rows) > 1

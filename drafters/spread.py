@@ -1,0 +1,88 @@
+"""Spread: a target whose layers lie on several devices, or partly on disk, by accelerate.
+
+Layers that are elsewhere bring their inputs and outputs along at every call. Embedding and head are
+read directly by drafters, losses and the engine, so both must be held by a device.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate.utils import align_module_device
+from torch import Tensor
+
+from drafters.errors import UserError
+
+_PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where the parts of a target go.
+
+    Args:
+        device_map: a plan of accelerate's (auto, balanced, sequential), or devices by module name.
+        max_memory: bytes, or such as "20GiB", by device; None: what is free.
+
+    Raises:
+        UserError: if there is no such plan.
+    """
+
+    device_map: str | Mapping[str, Any]
+    max_memory: Mapping[Any, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the plan's name."""
+        if isinstance(self.device_map, str) and self.device_map not in _PLANS:
+            raise UserError(
+                f"device_map is {self.device_map!r}: give {', '.join(_PLANS)}, or devices by "
+                "module name"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what from_pretrained takes."""
+        plan = self.device_map if isinstance(self.device_map, str) else dict(self.device_map)
+        return {
+            "device_map": plan,
+            "max_memory": None if self.max_memory is None else dict(self.max_memory),
+        }
+
+
+def check_spread(model: Any, name: str) -> None:
+    """Refuse a model whose embedding or head no device holds.
+
+    Args:
+        model: the Hugging Face model with its head.
+        name: of the target.
+
+    Raises:
+        UserError: names the part.
+    """
+    parts = {"embedding": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+    for part, module in parts.items():
+        if module.weight.is_meta:
+            raise UserError(
+                f"target {name}: its {part} is not held by a device under this device_map, and "
+                "drafters read it in every step; give a device_map that keeps embedding and head "
+                "on a device, or more max_memory"
+            )
+
+
+def held_tensors(model: Any, *, buffers: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield a model's tensors by name, module by module, those on disk read for it.
+
+    Args:
+        model: the Hugging Face model.
+        buffers: whether buffers are wanted too.
+    """
+    wanted = {name for name, _ in model.named_parameters()}
+    wanted |= {name for name, _ in model.named_buffers()} if buffers else set()
+    for prefix, module in model.named_modules():
+        with ExitStack() as held:
+            held.enter_context(align_module_device(module))
+            own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            for name, tensor in own:
+                full = f"{prefix}.{name}" if prefix else name
+                if full in wanted:
+                    yield full, tensor
