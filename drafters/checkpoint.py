@@ -6,7 +6,7 @@ exact: a missing tensor, an unused one, an unknown field or another target is an
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def save_drafter(
     target: Target,
     training: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = None,
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a drafter's folder in place of what stood there.
 
@@ -47,6 +48,7 @@ def save_drafter(
         target: whose fingerprint is stored.
         training: how it came about (settings, measured figures): stored, never read back.
         dtype: of the saved parameters; None: as they are.
+        beside: writes into the folder what belongs to the drafter, before it takes its place.
     """
     tensors = {
         name: (t.to(dtype) if dtype is not None and t.is_floating_point() else t).contiguous()
@@ -59,13 +61,18 @@ def save_drafter(
         "target": Fingerprint.of(target).to_dict(),
         "training": dict(training or {}),
     }
-    return write_folder(folder, {"format_version": FORMAT_VERSION, **config}, tensors)
+    return write_folder(folder, {"format_version": FORMAT_VERSION, **config}, tensors, beside)
 
 
 def write_folder(
-    folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    folder: str | Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write config and weights in place of what stood there, whole or not at all.
+    """Write config, weights and what belongs beside them in place of what stood there.
+
+    All of it or nothing.
 
     Raises:
         UserError: if the disk does not take them.
@@ -73,6 +80,8 @@ def write_folder(
     with whole_folder(folder) as new:
         save_file(dict(tensors), new / WEIGHTS, metadata={"format": "pt"})
         (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if beside is not None:
+            beside(new)
     return Path(folder)
 
 

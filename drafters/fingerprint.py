@@ -26,6 +26,7 @@ class Fingerprint:
         tokenizer: digest of the tokenizer's ids and chat template; "" without a tokenizer.
         weights: digest over evenly spaced values of every tensor; "" where a server held them.
         quantisation: how its weights are quantised, "" if they are not.
+        adapter: digest of what was merged into the base, "" if nothing was.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Fingerprint:
     tokenizer: str
     weights: str
     quantisation: str = ""
+    adapter: str = ""
 
     @classmethod
     def of(cls, target: Target) -> "Fingerprint":
@@ -54,6 +56,7 @@ class Fingerprint:
             tokenizer=_tokenizer_digest(target.tokenizer),
             weights=_weights_digest(target.model),
             quantisation=quantised,
+            adapter=str(config.get("adapter") or ""),
         )
 
     @classmethod
@@ -91,7 +94,7 @@ class Fingerprint:
         for key in ("hidden_size", "vocab_size", "num_layers", "architecture", "tokenizer"):
             if mine[key] != theirs[key]:
                 return key, mine[key], theirs[key]
-        for key in ("quantisation", "weights"):
+        for key in ("adapter", "quantisation", "weights"):
             unseen = key == "weights" and "" in (mine[key], theirs[key])
             if mine[key] != theirs[key] and not unseen:
                 return key, mine[key] or "none", theirs[key] or "none"

@@ -1,6 +1,7 @@
 """Loading: causal LMs, their configs and tokenizers, from a folder or the hub.
 
-Safetensors only. Whatever is wrong is one line that names the model's role and place.
+Safetensors only. Whatever is wrong is one line that names the model's role and place. A folder with
+an adapter (adapter.py) stands for its base with the adapter merged in.
 """
 
 import warnings
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from drafters.adapter import Adapter, base_in, is_adapter
 from drafters.errors import UserError
 from drafters.int8 import quantisation
 from drafters.selftest import check_kind
@@ -29,6 +31,8 @@ def load_config(path: str | Path, role: str, *, trust_remote_code: bool = False)
     Raises:
         UserError: if there is none.
     """
+    if is_adapter(path):
+        path, role = base_in(path), f"{role} {path}: its base"
     with _said(role, path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         return config.get_text_config()
@@ -40,6 +44,8 @@ def load_tokenizer(path: str | Path, role: str, *, trust_remote_code: bool = Fal
     Raises:
         UserError: if there is none.
     """
+    if is_adapter(path) and not (Path(path) / "tokenizer_config.json").exists():
+        path, role = base_in(path), f"{role} {path}: its base"
     with _said(role, path):
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
 
@@ -55,7 +61,7 @@ def load_model(
     """Return a causal LM with its head, in eval mode.
 
     Args:
-        path: a folder in Hugging Face format or a hub id.
+        path: a folder in Hugging Face format, an adapter's among them, or a hub id.
         role: what an error calls it, such as "target".
         dtype: of its weights.
         trust_remote_code: whether the folder's own Python may run.
@@ -65,6 +71,8 @@ def load_model(
         UserError: if it is not there, or of a kind that cannot be served; before any weight is
             read.
     """
+    if is_adapter(path):
+        return _adapted(path, role, dtype, trust_remote_code=trust_remote_code)
     if trust_remote_code:
         warnings.warn(f"{role} {path}: trust_remote_code lets its own Python run", stacklevel=3)
     config = load_config(path, role, trust_remote_code=trust_remote_code)
@@ -99,6 +107,23 @@ def chosen_device(name: str | None) -> torch.device:
     if device is None or device.type not in here:
         raise UserError(f"device {name!r} is not on this machine: give {' or '.join(here)}")
     return device
+
+
+def _adapted(path: str | Path, role: str, dtype: torch.dtype, *, trust_remote_code: bool) -> Any:
+    """Return the base of an adapter's folder with the adapter merged in, then rounded."""
+    adapter = Adapter.read(path)
+    its = f"{role} {path}: its base"
+    model = load_model(adapter.base, its, torch.float32, trust_remote_code=trust_remote_code)
+    method = quantisation(model.config)
+    if method:
+        raise UserError(
+            f"{its} {adapter.base} is quantised with {method}: give the unquantised model there"
+        )
+    adapter.merge_into(model)
+    model.config.name_or_path = str(path)
+    for parameter in model.parameters():  # tables of positions stay in float32
+        parameter.data = parameter.data.to(dtype)
+    return model.eval()
 
 
 @contextmanager

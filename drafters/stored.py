@@ -23,7 +23,7 @@ from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.registry import method
 from drafters.shape import TargetShape
-from drafters.untrusted import INDEX, pickles_in, read_index, read_object
+from drafters.untrusted import INDEX, read_index, read_object, refuse_pickles
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -83,7 +83,7 @@ class StoredDrafter:
         """
         path = self.folder / WEIGHTS
         if not path.exists():
-            refuse_pickles(self.folder)
+            refuse_pickles(self.folder, WEIGHTS)
         try:
             with safe_open(path, "pt") as file:
                 return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -170,26 +170,9 @@ def check_causal_lm(folder: Path) -> None:
         UserError: pickled weights without safetensors, or an index that leads elsewhere.
     """
     if not any(folder.glob("*.safetensors")):
-        refuse_pickles(folder)
+        refuse_pickles(folder, WEIGHTS)
     if (folder / INDEX).exists():
         read_index(folder)
-
-
-def refuse_pickles(folder: Path) -> None:
-    """Refuse a folder whose weights are pickles.
-
-    Raises:
-        UserError: names the file and how to convert it where it can do no harm.
-    """
-    pickles = pickles_in(folder)
-    if pickles:
-        raise UserError(
-            f"{folder}: its weights are a pickle ({pickles[0]}), which can run code when it is "
-            "read: convert it where it can do no harm (a container without network or your files) "
-            'with python -c "import torch, safetensors.torch as s; '
-            f"s.save_file(torch.load('{pickles[0]}', weights_only=True), '{WEIGHTS}')\", and keep "
-            f"{WEIGHTS} only"
-        )
 
 
 def _numbers(value: object, name: str = "") -> Iterator[tuple[str, int]]:

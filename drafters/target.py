@@ -100,7 +100,8 @@ class Target:
         """Load a target from a folder or the hub.
 
         Args:
-            path: a folder in Hugging Face format or a hub id.
+            path: a folder in Hugging Face format or a hub id; or a folder with an adapter of one
+                (adapter.py), which is merged into it.
             dtype: "float32" or "bfloat16".
             device: where the weights go; None: the machine's accelerator, else the CPU.
             engine: see the class.

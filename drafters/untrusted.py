@@ -51,3 +51,24 @@ def read_index(folder: Path) -> dict[str, Path]:
 def pickles_in(folder: Path) -> list[str]:
     """Return the names of a folder's pickles."""
     return sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+
+
+def refuse_pickles(folder: Path, weights: str) -> None:
+    """Refuse a folder whose weights are pickles.
+
+    Args:
+        folder: looked through.
+        weights: the file of safetensors that it should hold.
+
+    Raises:
+        UserError: names the pickle and how to convert it where it can do no harm.
+    """
+    pickles = pickles_in(folder)
+    if pickles:
+        raise UserError(
+            f"{folder}: its weights are a pickle ({pickles[0]}), which can run code when it is "
+            "read: convert it where it can do no harm (a container without network or your files) "
+            'with python -c "import torch, safetensors.torch as s; '
+            f"s.save_file(torch.load('{pickles[0]}', weights_only=True), '{weights}')\", and keep "
+            f"{weights} only"
+        )

@@ -106,9 +106,11 @@ def _exchange(new: Path, place: Path) -> bool:
 
 
 def _move_in(new: Path, place: Path) -> None:
-    """Replace file by file, the last by name first: notes never tell of weights not there yet."""
+    """Replace file by file, folders first, then the last by name: notes tell of nothing to come."""
     kept = {file.name for file in new.iterdir()}
-    for file in sorted(new.iterdir(), reverse=True):
+    for file in sorted(new.iterdir(), key=lambda f: (f.is_dir(), f.name), reverse=True):
+        if file.is_dir():
+            _remove(place / file.name)
         file.replace(place / file.name)
     for stale in place.iterdir():
         if stale.name not in kept:

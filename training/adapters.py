@@ -9,6 +9,7 @@ from copy import deepcopy
 
 from torch import nn
 
+from drafters.adapter import fold
 from drafters.base import NeuralDrafter
 from training.options import OptimSettings
 
@@ -31,13 +32,6 @@ def merged(drafter: NeuralDrafter) -> NeuralDrafter:
     """Return the drafter itself, or, if it has adapters, a plain copy with them merged."""
     if not hasattr(drafter, "peft_config"):
         return drafter
-    from peft.tuners.lora import LoraLayer
-
     plain = deepcopy(drafter)
-    del plain.peft_config
-    for name, module in list(plain.named_modules()):
-        if isinstance(module, LoraLayer):
-            module.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(plain.get_submodule(parent), own, module.get_base_layer())
+    fold(plain)
     return plain.requires_grad_(True)

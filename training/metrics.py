@@ -11,10 +11,15 @@ from training.objective import Objective
 
 
 class Window:
-    """Sums over the steps since the last line."""
+    """Sums over the steps since the last line.
 
-    def __init__(self) -> None:
+    Args:
+        first: depth of the sums' first entry.
+    """
+
+    def __init__(self, first: int = 1) -> None:
         """Start empty."""
+        self.first = first
         self.total: Tensor | None = None
         self.tokens, self.seconds, self.rate = 0, 0.0, 0.0
 
@@ -31,19 +36,23 @@ class Window:
         speed = self.tokens / max(self.seconds, 1e-9)
         metrics = {"learning_rate": self.rate, "tokens_per_second": speed}
         if self.total is not None:
-            sums = metrics_of(LossSums(*self.total))
-            metrics |= {f"train/{k}": v for k, v in sums.items() if not k.startswith("overlap")}
-        self.__init__()
+            sums = metrics_of(LossSums(*self.total), self.first)
+            metrics |= {f"train/{k}": v for k, v in sums.items() if "overlap" not in k}
+        self.__init__(self.first)
         return metrics
 
 
-def metrics_of(sums: LossSums) -> dict[str, float]:
-    """Return loss, and agreement and overlap by depth, of sums."""
+def metrics_of(sums: LossSums, first: int = 1) -> dict[str, float]:
+    """Return loss, and agreement and overlap by depth, of sums whose first entry has this depth.
+
+    Depth 0 is the law of a target that learns along, against the frozen one's.
+    """
     metrics = {"loss": float(sums.loss.sum() / sums.weight.sum().clamp_min(1e-12))}
     counts = sums.counted.clamp_min(1.0)
     for name, values in (("agreement", sums.agreement), ("overlap", sums.alpha)):
         shares = (values / counts).tolist()
-        metrics |= {f"{name}/{depth}": share for depth, share in enumerate(shares, start=1)}
+        for depth, share in enumerate(shares, start=first):
+            metrics[f"{name}/{depth}" if depth else f"target_{name}"] = share
     return metrics
 
 
@@ -52,6 +61,8 @@ def line(step: int, share: float, metrics: dict[str, float]) -> str:
     agreement = [f"{v:.3f}" for k, v in metrics.items() if k.startswith("agreement/")]
     parts = [f"step {step} ({share:.0%})", f"loss {metrics.get('loss', math.nan):.3f}"]
     parts.append(f"agreement {' '.join(agreement)}")
+    if "target_agreement" in metrics:
+        parts.append(f"of the target with the frozen one {metrics['target_agreement']:.3f}")
     if "tau" in metrics:
         parts.append(f"tau {metrics['tau']:.3f}")
     return ", ".join(parts)
@@ -64,4 +75,4 @@ def held_out_metrics(objective: Objective, lessons: Lessons) -> dict[str, float]
     for index in range(len(lessons)):
         part = torch.stack(list(objective(lessons[index])))
         total = part if total is None else total + part
-    return {} if total is None else metrics_of(LossSums(*total))
+    return {} if total is None else metrics_of(LossSums(*total), objective.first_depth)

@@ -7,7 +7,7 @@ synchronisation see it; the target is not a module and stays outside.
 import torch
 from torch import nn
 
-from drafters.base import NeuralDrafter
+from drafters.base import NeuralDrafter, Prediction
 from drafters.losses import LossSettings, LossSums, drafter_loss
 from drafters.target import Target
 from drafters.teacher import Teacher
@@ -21,14 +21,29 @@ class Objective(nn.Module):
         drafter: its vocabulary must be final.
         target: the teacher.
         settings: which loss.
+        drafting: weight of the drafter's loss beside that of the target's own law, which it then
+            predicts first, at depth 0; None: it does not, the target stays as it is.
     """
 
-    def __init__(self, drafter: NeuralDrafter, target: Target, settings: LossSettings) -> None:
+    def __init__(
+        self,
+        drafter: NeuralDrafter,
+        target: Target,
+        settings: LossSettings,
+        drafting: float | None = None,
+    ) -> None:
         """Index the drafter's vocabulary."""
         super().__init__()
+        self.drafting = drafting
         self.drafter, self.target, self.settings = drafter, target, settings
         self.teacher = Teacher(target, drafter.ids, settings.temperature)
+        self.own = Teacher(target, None)
         self.progress = 0.0  # share of the run that is done, for losses that take turns
+
+    @property
+    def first_depth(self) -> int:
+        """Return the depth of the sums' first entry: 0 is the target's own law."""
+        return 1 if self.drafting is None else 0
 
     def forward(self, lesson: Lesson, share: float = 1.0) -> LossSums:
         """Return the sums of one lesson, times `share`.
@@ -39,6 +54,23 @@ class Objective(nn.Module):
         idle = torch.stack([p.sum() * 0 for p in self.parameters() if p.requires_grad]).sum()
         predictions = self.drafter.predict(lesson.batch, self.target)
         settings = self.settings.at(self.progress)
-        sums = drafter_loss(predictions, lesson.batch, self.teacher, settings, lesson.summary)
+        drafted = predictions[1 - self.first_depth :]
+        sums = drafter_loss(drafted, lesson.batch, self.teacher, settings, lesson.summary)
+        if self.drafting is not None:
+            sums = _joined(self._own(predictions[0], lesson), sums, self.drafting)
         scaled = LossSums(*(x * share for x in sums))
         return scaled._replace(loss=scaled.loss + idle)
+
+    def _own(self, law: Prediction, lesson: Lesson) -> LossSums:
+        """Return what keeps the target's own law where the frozen target's is: KL on all ids."""
+        settings = LossSettings(
+            decay=1.0, chunk=self.settings.chunk, keep_logits_mb=self.settings.keep_logits_mb
+        )
+        plain = lesson.summary._replace(tempered=lesson.summary.normaliser)
+        return drafter_loss([law], lesson.batch, self.own, settings, plain)
+
+
+def _joined(own: LossSums, drafted: LossSums, share: float) -> LossSums:
+    """Return the sums side by side, the drafted depths' with a share of the say."""
+    less = drafted._replace(loss=drafted.loss * share, weight=drafted.weight * share)
+    return LossSums(*(torch.cat(both) for both in zip(own, less, strict=True)))

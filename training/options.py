@@ -156,6 +156,35 @@ class OptimSettings:
 
 
 @dataclass
+class AdapterSettings:
+    """An adapter (LoRA, by peft) of the target, trained with the drafter and published with it.
+
+    The target that decides is then another one, base and adapter together.
+
+    Args:
+        rank: of the updates beside every linear map of the target's layers; 0: no adapter.
+        alpha: an update is scaled by it over the rank.
+        dropout: of what the updates read, in training.
+        drafting: weight of the drafter's loss beside 1 for the KL that holds the adapted target's
+            own law to the frozen one's (Medusa-2's lambda_0).
+    """
+
+    rank: int = 0
+    alpha: int = 16
+    dropout: float = 0.05
+    drafting: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _at_least(0, "adapter.rank", self.rank)
+        _at_least(1, "adapter.alpha", self.alpha)
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"adapter.dropout is {self.dropout}: give 0 or more, below 1")
+        if self.drafting <= 0:
+            raise UserError(f"adapter.drafting is {self.drafting}: give more than 0")
+
+
+@dataclass
 class ScheduleSettings:
     """How long training takes and how the learning rate moves.
 
@@ -275,6 +304,7 @@ class TrainSettings:
     loss: LossSettings = field(default_factory=LossSettings)
     on_policy: OnPolicySettings = field(default_factory=OnPolicySettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
@@ -297,6 +327,10 @@ class TrainSettings:
         _one_of("precision", self.precision, ("no", "bf16"))
         for name in ("target_dtype", "publish_dtype"):
             _one_of(name, getattr(self, name), ("float32", "bfloat16"))
+        if self.adapter.rank and self.optim.lora_rank:
+            raise UserError(
+                "adapter.rank (of the target) and optim.lora_rank (of the drafter): give one"
+            )
         _at_least(0, "save_times", self.save_times)
         _at_least(0, "threads", self.threads)
 

@@ -29,6 +29,7 @@ from training.batches import compose, documents
 from training.examples import Example, first_tokens, make_examples, pack, split
 from training.feature_store import FeatureStore, Kind
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
+from training.joint import Joint
 from training.objective import Objective
 from training.options import DataSettings, TrainSettings
 from training.preview import answer_counts, kept_always
@@ -95,12 +96,14 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     drafter.to(accelerator.device)
     if settings.optim.lora_rank:
         add_adapters(drafter, settings.optim)
+    if settings.adapter.rank:
+        drafter = Joint(drafter, target, settings.adapter)
     lessons, held_out = _lessons(training, measured, drafter, target, settings)
     notes.append(_size_note(drafter, lessons))
     return Parts(
         dataclasses.replace(settings, drafter=drafter.options()),
         accelerator,
-        Objective(drafter, target, settings.loss),
+        Objective(drafter, target, settings.loss, _drafting(settings)),
         lessons,
         held_out,
         acceptance.prompts_of(measured, settings.evaluate, target.shape.max_positions),
@@ -236,7 +239,7 @@ def _identity(
     fingerprint = Fingerprint.of(target).to_dict()
     plain = dataclasses.asdict(settings)
     sections = ("data", "loss", "optim", "seed", "precision", "target_dtype")
-    sections += ("warm_start", "on_policy")
+    sections += ("warm_start", "on_policy", *(["adapter"] if settings.adapter.rank else []))
     return {
         "drafter": method,
         "options": drafter.options(),
@@ -245,6 +248,11 @@ def _identity(
         "features": {"dtype": settings.features.stored_dtype},  # where they lie changes nothing
         **{section: plain[section] for section in sections},
     }
+
+
+def _drafting(settings: TrainSettings) -> float | None:
+    """Return the weight of the drafter's loss beside its target's, None if that does not learn."""
+    return settings.adapter.drafting if settings.adapter.rank else None
 
 
 def _size_note(drafter: NeuralDrafter, lessons: Lessons) -> str:

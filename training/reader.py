@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from transformers import GenerationConfig
 
+from drafters.adapter import base_in, is_adapter
 from drafters.fingerprint import Fingerprint
 from drafters.loading import load_config, load_tokenizer
 from drafters.shape import TargetShape
@@ -58,7 +59,8 @@ class WeightlessReader:
         """
         config, tokenizer = load_config(path, "target"), load_tokenizer(path, "target")
         try:
-            ends = GenerationConfig.from_pretrained(path).eos_token_id
+            place = base_in(path) if is_adapter(path) else path
+            ends = GenerationConfig.from_pretrained(place).eos_token_id
         except OSError:
             ends = config.eos_token_id
         ids = [] if ends is None else ends if isinstance(ends, list) else [ends]

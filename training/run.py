@@ -20,6 +20,7 @@ from inference import Output
 from training import acceptance, tracking
 from training.commandline import dressed, empty, ended, note, stderr
 from training.estimate import estimate
+from training.joint import served_by, served_from
 from training.options import TrainSettings
 from training.parts import Parts, prepare
 from training.samples import FIGURES, MARKED, benchmark_prompts, benchmark_rows, sample_rows
@@ -83,7 +84,8 @@ def _train(method: str, settings: TrainSettings, *, dry_run: bool) -> int:
     published = output / ("best" if settings.evaluate.times else "last")
     received, step = _run(parts)
     if prompts and main_process and received is None:
-        rows = benchmark_rows(parts.objective.target, published, prompts, parts.settings)
+        target = served_from(published, parts.objective.target)
+        rows = benchmark_rows(target, published, prompts, parts.settings)
         tracking.log_table(parts.accelerator, "benchmark", FIGURES, rows, step)
     parts.accelerator.end_training()
     if not main_process:
@@ -106,7 +108,12 @@ def _run(parts: Parts) -> tuple[int | None, int]:
     def measured(drafter: NeuralDrafter) -> acceptance.Acceptance:
         seen: list[Output] = []
         found = acceptance.measure(
-            objective.target, drafter, parts.prompts, settings.evaluate, settings.seed, seen.append
+            served_by(drafter, objective.target),
+            drafter,
+            parts.prompts,
+            settings.evaluate,
+            settings.seed,
+            seen.append,
         )
         rows = sample_rows(seen, objective.target)
         tracking.log_table(parts.accelerator, "samples", MARKED, rows, trainer.progress.step)

@@ -19,7 +19,6 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from drafters.base import NeuralDrafter
-from drafters.checkpoint import save_drafter
 from drafters.fingerprint import template_digest
 from drafters.losses import LossSums
 from drafters.rounding import rounded
@@ -30,6 +29,7 @@ from training.adapters import merged
 from training.batches import order_of
 from training.calibrate import calibrate
 from training.features import Lessons
+from training.joint import publish
 from training.metrics import Window, held_out_metrics, line
 from training.mishaps import Mishaps
 from training.objective import Objective
@@ -96,7 +96,7 @@ class Trainer:
         self.objective = accelerator.prepare_model(run.objective)
         self.processes = Processes(accelerator)
         self.source = OnPolicy(run.lessons, self.drafter, settings.on_policy, settings.seed)
-        self.window = Window()
+        self.window = Window(run.objective.first_depth)
         file = self.output / f"not_finite.{accelerator.process_index}.safetensors"
         self.mishaps = Mishaps(file, run.say)
         self.stop = StopSignals()
@@ -324,5 +324,5 @@ class Trainer:
         template = template_digest(self.target.tokenizer)
         about = {**self.run.identity, "chat_template": template}
         about |= {"step": self.progress.step, "metrics": metrics, "versions": versions()}
-        dtype = self._published_dtype
-        save_drafter(drafter, self.output / name, self.target, about, dtype)
+        with rounded(drafter, self._published_dtype):
+            publish(drafter, self.output / name, self.target, about, self._published_dtype)

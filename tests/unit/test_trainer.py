@@ -26,6 +26,7 @@ from training.adapters import add_adapters
 from training.batches import order_of
 from training.examples import Example
 from training.features import Lesson
+from training.joint import Joint
 from training.objective import Objective
 from training.options import (
     EvaluateSettings,
@@ -70,10 +71,13 @@ def trainer_of(
     drafter = drafter_of(target, name)
     if settings.optim.lora_rank:
         add_adapters(drafter, settings.optim)
+    drafting = None
+    if settings.adapter.rank:
+        drafter, drafting = Joint(drafter, target, settings.adapter), settings.adapter.drafting
     chats = examples or examples_of(20, 14, 17, 30, 25, 11, 19, 23, 28, 16)
     groups = [[i] for i in range(len(chats))]
     run = Run(
-        Objective(drafter, target, LossSettings()),
+        Objective(drafter, target, LossSettings(), drafting),
         lessons_of(chats, target, drafter.features, keep="memory", groups=groups),
         lessons_of(examples_of(18, 22, seed=9), target, drafter.features, keep="memory"),
         measure,
