@@ -59,7 +59,7 @@ class Law:
             weights[other.ids] = weights[other.ids] - other.weights
         else:
             match = self.ids[:, None] == other.ids[None, :]
-            weights = weights - (match * other.weights[None, :]).sum(-1)
+            weights = weights - (match * other.weights[None, :]).sum(1)
         return Law(weights.clip(0), self.ids)
 
     def normalised(self) -> "Law | None":

@@ -271,7 +271,8 @@ def _place_rows(
     hidden = _hidden(blocks, lengths, columns, span)
     query_position = position.to(device)
     cells = _cells(columns, rows, grid, masks)
-    flat = torch.arange(cells.start, cells.stop) if isinstance(cells, slice) else cells
+    one = isinstance(cells, slice)  # a single row's
+    flat = torch.arange(cells.start, cells.stop, device=device) if one else cells
     return Placement(
         rows=rows,
         cells=cells,

@@ -75,7 +75,8 @@ class Warp:
         """Turn logits into laws.
 
         Args:
-            logits: [M, K] any float dtype, ruled if there are rules; computed in float32.
+            logits: [M, K] any float dtype, ruled if there are rules; computed in float32. More
+                axes may lie between.
             ids: [K] shared ids when the logits cover a reduced vocabulary.
 
         Returns:
@@ -89,7 +90,7 @@ class Warp:
             return Laws(sure, (best if ids is None else ids[best]).cpu(), of)
         scores = logits.float() / self.temperature
         if 0 < self.top_k < scores.shape[-1]:
-            kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            kth = scores.topk(self.top_k).values[..., -1:]
             scores = scores.masked_fill(scores < kth, -torch.inf)
         if self.top_p < 1:
             scores = _top_p(scores, self.top_p)
@@ -101,7 +102,7 @@ class Warp:
 
 
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
-    ordered, order = scores.sort(dim=-1, descending=False, stable=True)
+    ordered, order = scores.sort(stable=True)
     below = ordered.softmax(-1).cumsum(-1)
     drop = below <= 1 - top_p
     drop[..., -1] = False

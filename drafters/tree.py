@@ -167,8 +167,6 @@ class TokenTree:
 
     def limit(self, depth: int) -> "TokenTree":
         """Return the tree without nodes deeper than `depth`: a cut that looks at no token."""
-        if int(self.depth[-1]) <= depth and int(self.depth.max()) <= depth:
-            return self
         return self.keep((self.depth <= depth).nonzero().squeeze(-1).tolist())
 
     def keep(self, nodes: Sequence[int]) -> "TokenTree":

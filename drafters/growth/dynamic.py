@@ -72,7 +72,7 @@ def grow_best(
         count = min(width, _hopeful(values, nodes))
         if count == 0:
             break
-        path, best = values[-1].topk(count, dim=-1)
+        path, best = values[-1].topk(count)
         frontier = Frontier(tokens[-1].gather(1, best), above.gather(1, best), level)
         first = sum(x.shape[1] for x in values[:-1]) + best
         value, choice = best_children(guesser.step(frontier), width)
@@ -89,7 +89,7 @@ def _hopeful(values: list[Tensor], nodes: int) -> int:
     found = torch.cat(values, 1)
     if found.shape[1] < nodes:
         return values[-1].shape[1]
-    worst = found.topk(nodes, dim=-1).values[:, -1:]
+    worst = found.topk(nodes).values[:, -1:]
     return int((values[-1] > worst).sum(1).max())
 
 
@@ -100,7 +100,7 @@ def best_children(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """
     shape = (*logits.shape[:2], min(width, logits.shape[-1]))
     logits = logits[:, :1] if logits.stride(1) == 0 else logits
-    best = logits.topk(shape[-1], dim=-1)
+    best = logits.topk(shape[-1])
     value = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
     return value.clamp_max(0.0).expand(shape), best.indices.expand(shape)
 
@@ -114,8 +114,8 @@ def _keep_best(
 ) -> list[TokenTree]:
     """Keep the best nodes of all levels, renumbered in creation order below the root."""
     value, token, parent = (torch.cat(x, 1) for x in (values, tokens, parents))
-    order = value.sort(dim=-1, descending=True, stable=True).indices
-    kept = order[:, :nodes].sort(dim=-1).values
+    order = value.sort(descending=True, stable=True).indices
+    kept = order[:, :nodes].sort().values
     above = parent.gather(1, kept)
     place = torch.searchsorted(kept, above.clamp_min(0)) + 1
     place = torch.where(above < 0, 0, place)

@@ -112,7 +112,7 @@ class Static(FixedShape):
                 )
                 laws.append(_shrinking(probs, choice)[:, nodes])
             else:
-                choice = logits.topk(width, dim=-1).indices
+                choice = logits.topk(width).indices
             tokens = target_ids(choice, guesser.ids).flatten(1)[:, nodes]
             columns.append(tokens)
             if depth < self.depth:

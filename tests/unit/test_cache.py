@@ -1,15 +1,19 @@
 """The cache: placement, masks, what a path leaves behind."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from drafters.base import Features
-from drafters.cache import KVCache
+from drafters.cache import KVCache, _free_memory, check_memory
 from drafters.errors import UserError
 from drafters.placement import Block, causal_block
 from drafters.target import Target
 from drafters.tree import TokenTree
 from tests.tiny import prompts_of, tiny_target
+
+MEMINFO = "/proc/meminfo"
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +203,227 @@ def test_padding_moves_no_keys_position() -> None:
     assert placement.span == 8
     assert placement.key_position[0].tolist() == list(range(8))
     assert placement.key_position[1, :6].tolist() == list(range(6))
+
+
+def numbered(rows: int = 3, capacity: int = 6) -> KVCache:
+    """A cache whose cells hold their own numbers, keys as they are and values negative."""
+    cache = KVCache(rows, capacity, layers=2, heads=2, head_dim=3)
+    number = torch.arange(rows * capacity + 1.0)
+    cache.store[:, 0] = number[None, :, None, None]
+    cache.store[:, 1] = -number[None, :, None, None]
+    return cache
+
+
+def columns_of(cache: KVCache) -> list[list[int]]:
+    """Return the number that each cell of each row holds; all layers, heads and widths agree."""
+    held = cache.store[:, :, :-1]
+    assert torch.equal(held[:, 0], -held[:, 1])
+    assert bool((held[:, :1] == held[:1, :1, :, :1, :1]).all())
+    return held[0, 0, :, 0, 0].int().view(cache.rows, cache.capacity).tolist()
+
+
+def test_a_kept_path_moves_down_and_nothing_else_does() -> None:
+    cache = numbered()
+    cache.advance([1, 2, 0])
+    cache.keep([[0, 2, 4], None, [0, 1]])
+    assert cache.lengths.tolist() == [4, 2, 2]
+    assert columns_of(cache) == [
+        [0, 1, 3, 5, 4, 5],
+        [6, 7, 8, 9, 10, 11],
+        [12, 13, 14, 15, 16, 17],
+    ]
+    cache.keep([[0], [1, 3], [2]])  # a path that leaves out even the first
+    assert cache.lengths.tolist() == [5, 4, 3]
+    assert columns_of(cache) == [
+        [0, 1, 3, 5, 4, 5],
+        [6, 7, 9, 11, 10, 11],
+        [12, 13, 16, 15, 16, 17],
+    ]
+
+
+def test_a_wiped_row_is_zero_beyond_its_tokens() -> None:
+    cache = numbered()
+    cache.advance([4, 2, 6])
+    cache.wipe(1)
+    assert columns_of(cache)[1] == [6, 7, 0, 0, 0, 0]
+    assert [columns_of(cache)[row] for row in (0, 2)] == [
+        [0, 1, 2, 3, 4, 5],
+        [12, 13, 14, 15, 16, 17],
+    ]
+    assert cache.store[0, 0, -1, 0, 0] == 18
+    cache.reset(0)
+    assert cache.lengths.tolist() == [0, 2, 6]
+    cache.wipe(0)
+    assert columns_of(cache)[:2] == [[0] * 6, [6, 7, 0, 0, 0, 0]]
+
+
+def test_what_is_written_is_read_where_it_was_placed() -> None:
+    cache = KVCache(3, 6, layers=2, heads=2, head_dim=3)
+    cache.advance([1, 4, 2])
+    for blocks in ([None, causal_block(2), causal_block(1)], [None, None, causal_block(3)]):
+        placement = cache.place(blocks)
+        count = len(placement.positions)
+        keys = torch.randn(count, 2, 3)
+        cache.write(1, keys, -keys, placement)
+        own = placement.cells
+        assert torch.equal(cache.store[1, 0, own], keys)
+        assert torch.equal(cache.store[1, 1, own], -keys)
+        found = cache.read(1, placement)
+        rows = placement.rows
+        assert found[0].shape == (rows.stop - rows.start, 2, placement.span, 3)
+        for kind in (0, 1):
+            held = cache.store[1, kind, :-1].view(3, 6, 2, 3)[rows, : placement.span]
+            assert torch.equal(found[kind], held.transpose(1, 2))
+            assert found[kind].data_ptr() == held.data_ptr()
+    assert bool((cache.store[0] == 0).all())
+    assert bool((cache.store[1, :, :6] == 0).all())
+
+
+FORK = TokenTree.from_paths(0, [[1, 2], [3]])
+SHAPES = {
+    "tokens": [causal_block(1), causal_block(1)],
+    "chains": [causal_block(3), causal_block(2)],
+    "trees": [Block(FORK.depth, FORK.visible), causal_block(1)],
+    "one row": [None, causal_block(3)],
+    "one token": [causal_block(1), None],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attention_is_the_softmax_over_what_is_seen(
+    monkeypatch: pytest.MonkeyPatch, shape: str, window: int | None, scale: float | None
+) -> None:
+    """Head by head and token by token; query heads 0 to 2 read key head 0, 3 to 5 head 1."""
+    monkeypatch.setattr("drafters.cache.kernels", lambda *_: None)
+    generator = torch.Generator().manual_seed(0)
+    cache = KVCache(2, 12, layers=2, heads=2, head_dim=4)
+    cache.store.copy_(torch.randn(cache.store.shape, generator=generator))
+    cache.advance([5, 2])
+    placement = cache.place(SHAPES[shape])
+    query = torch.randn(len(placement.positions), 6, 4, generator=generator)
+    found = cache.attend(1, query, placement, window=window, scale=scale)
+    mask = placement.mask(window, 1, torch.float32)
+    place = 0
+    for row, block in enumerate(SHAPES[shape]):
+        for token in range(0 if block is None else len(block.offset)):
+            hidden = 0.0 if mask is None else mask[row - placement.rows.start, 0, token]
+            for head in range(6):
+                keys, values = (
+                    cache.store[1, kind, row * 12 : row * 12 + placement.span, head // 3]
+                    for kind in (0, 1)
+                )
+                scores = keys @ query[place, head] * (0.5 if scale is None else scale) + hidden
+                want = scores.softmax(0) @ values
+                torch.testing.assert_close(found[place, 4 * head : 4 * head + 4], want)
+            place += 1
+    assert found.shape == (place, 24)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_a_kernel_is_given_runs_and_the_usual_scale(
+    monkeypatch: pytest.MonkeyPatch, scale: float | None
+) -> None:
+    asked: list[object] = []
+
+    class Kernel:
+        def attend(self, *given: object) -> torch.Tensor:
+            asked.extend(given)
+            return torch.full((2, 24), 7.0)
+
+    def kernels(dtype: torch.dtype, device: str) -> Kernel:
+        assert (dtype, device) == (torch.float64, "cpu")
+        return Kernel()
+
+    monkeypatch.setattr("drafters.cache.kernels", kernels)
+    cache = KVCache(2, 12, layers=2, heads=2, head_dim=4, dtype=torch.float64)
+    cache.advance([5, 2])
+    placement = cache.place([causal_block(1), causal_block(1)])
+    query = torch.randn(2, 6, 4, dtype=torch.float64)
+    assert bool((cache.attend(1, query, placement, window=3, scale=scale) == 7).all())
+    given, keys, values, runs, factor = asked
+    assert given is query
+    assert isinstance(keys, torch.Tensor)
+    assert isinstance(values, torch.Tensor)
+    assert keys.data_ptr() == cache.store[1, 0].data_ptr()
+    assert values.data_ptr() == cache.store[1, 1].data_ptr()
+    assert keys.shape == values.shape == (25, 2, 4)
+    assert runs is placement.runs(3)
+    assert factor == (0.5 if scale is None else 0.3)
+    asked.clear()
+    cache.attend(1, query.repeat(2, 1, 1), cache.place([causal_block(2)] * 2))
+    assert asked == []  # no runs
+
+
+def test_a_cache_is_zeros_of_its_type_with_one_cell_to_spare() -> None:
+    cache = KVCache(2, 3, layers=4, heads=5, head_dim=6, dtype=torch.bfloat16)
+    assert cache.store.shape == (4, 2, 7, 5, 6)
+    assert cache.store.dtype == torch.bfloat16
+    assert not cache.store.any()
+    assert (cache.rows, cache.capacity, cache.heads, cache.head_dim, cache.unread) == (
+        2,
+        3,
+        5,
+        6,
+        6,
+    )
+    assert cache.lengths.tolist() == [0, 0]
+    assert cache.lengths.dtype == torch.int64
+    assert (cache.masks.capacity, cache.masks.device) == (3, torch.device("cpu"))
+    assert KVCache(1, 1, layers=1, heads=1, head_dim=1).store.dtype == torch.float32
+
+
+def test_a_cache_may_be_filled_to_its_capacity() -> None:
+    cache = small_cache()
+    cache.advance([7, 8])
+    assert cache.place([causal_block(1), None]).span == 8
+    with pytest.raises(UserError) as raised:
+        cache.place([causal_block(2), None])
+    assert str(raised.value) == (
+        "a row needs 9 tokens but the cache holds 8: ask for fewer new tokens or a larger capacity"
+    )
+    with pytest.raises(ValueError, match="zip"):
+        cache.place([causal_block(1)])
+
+
+def test_paths_of_another_device_are_moved_there() -> None:
+    cache = KVCache(1, 8, layers=1, heads=1, head_dim=2, device="meta")
+    assert cache.store.is_meta
+    cache.place([causal_block(3)])
+    cache.keep([[0, 2]])
+    assert cache.lengths.tolist() == [2]
+
+
+def test_memory_is_what_the_states_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free memory is asked of the device; where nobody knows it, all goes."""
+    free: list[int | None] = [2 * 2**30]
+    monkeypatch.setattr("drafters.cache._free_memory", lambda device: free[0])
+    cpu = torch.device("cpu")
+    check_memory(2 * 2**30, cpu, "this")
+    with pytest.raises(UserError) as raised:
+        check_memory(2 * 2**30 + 2**29, cpu, "this")
+    assert str(raised.value) == (
+        "this needs 2.5 GiB, 2.0 GiB are free: use fewer rows or fewer tokens"
+    )
+    free[0] = None
+    check_memory(2**60, cpu, "this")
+
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr("drafters.cache.check_memory", lambda *given: asked.append(given))
+    KVCache(2, 3, layers=4, heads=5, head_dim=6, dtype=torch.bfloat16)
+    assert asked == [(4 * 2 * 7 * 5 * 6 * 2, cpu, "a cache of 2 rows x 3 tokens")]
+
+
+def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "MemTotal:       9 kB\nMemAvailable:   123 kB\nOdd: a:b c\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: text if str(self) == MEMINFO else "")
+    assert _free_memory(torch.device("cpu")) == 123 * 1024
+
+    def missing(self: Path) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert _free_memory(torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5, str(device)))
+    assert _free_memory(torch.device("cuda:1")) == 5

@@ -9,10 +9,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from drafters.errors import UserError
 from drafters.frontier import Frontier
-from drafters.growth import Chain, Dynamic, Growth, Static, build_growth
+from drafters.growth import (
+    BestFirst,
+    Chain,
+    CostAware,
+    Dynamic,
+    Growth,
+    Prices,
+    ShapeValue,
+    Static,
+    build_growth,
+)
+from drafters.growth.base import drawable
+from drafters.growth.label import shape_label
+from drafters.growth.recent import BIN_MIDDLES, bin_of
 from drafters.sampling import Coin, Warp
 from drafters.tree import TokenTree
 
@@ -261,45 +275,217 @@ def test_dynamic_on_a_vocabulary_narrower_than_its_width() -> None:
 
 
 def test_static_on_a_vocabulary_narrower_than_its_branching() -> None:
-    with pytest.raises(UserError, match=r"branching is 4 at depth 2 .* 3 ids"):
+    with pytest.raises(UserError) as raised:
         grow(Static((2, 4)), Markov([0], [table(3)]))
+    assert str(raised.value) == (
+        "branching is 4 at depth 2 and the draft vocabulary has 3 ids: give that or less"
+    )
+    assert grow(Static((2, 3)), Markov([0], [table(3)]))[0].drafted == 8
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("chain", {"gamma": 0}, "gamma is 0: give a whole number of 1 or more"),
-        ("chain", {"gamma": -1}, "gamma is -1"),
-        ("chain", {"gamma": "3"}, "gamma is '3'"),
-        ("chain", {"gamma": 2.0}, "gamma is 2.0"),
+        ("chain", {"gamma": -1}, "gamma is -1: give a whole number of 1 or more"),
+        ("chain", {"gamma": "3"}, "gamma is '3': give a whole number of 1 or more"),
+        ("chain", {"gamma": 2.0}, "gamma is 2.0: give a whole number of 1 or more"),
         (
             "chain",
             {"draft": "greedy"},
             "draft is 'greedy' with growth chain: give argmax or sampled",
         ),
-        ("static", {"branching": ()}, "branching is empty"),
-        ("static", {"branching": (2, 0)}, "branching is 0"),
-        ("static", {"draft": "iid"}, "draft is 'iid' with growth static"),
+        (
+            "static",
+            {"branching": ()},
+            "branching is empty: give children per depth, such as 3.2.1",
+        ),
+        ("static", {"branching": (2, 0)}, "branching is 0: give a whole number of 1 or more"),
+        (
+            "static",
+            {"branching": (2,), "tree": ((0,),)},
+            "branching and tree both name a shape: give one of them",
+        ),
+        (
+            "static",
+            {"draft": "iid"},
+            "draft is 'iid' with growth static: give argmax or sampled",
+        ),
         ("dynamic", {"draft": "sampled"}, "draft is 'sampled' with growth dynamic: give argmax"),
-        ("dynamic", {"nodes": 0}, "nodes is 0"),
-        ("dynamic", {"width": 0}, "width is 0"),
-        ("dynamic", {"depth": 0}, "depth is 0"),
-        ("best_first", {"nodes": 0}, "nodes is 0"),
-        ("best_first", {"depth": 0}, "depth is 0"),
-        ("best_first", {"width": 3}, "growth best_first has no option 'width': give depth"),
-        ("best_first", {"draft": "sampled"}, "with growth best_first: give argmax"),
-        ("tree", {}, "growth is 'tree': give chain, static, dynamic, best_first"),
+        ("dynamic", {"nodes": 0}, "nodes is 0: give a whole number of 1 or more"),
+        ("dynamic", {"width": 0}, "width is 0: give a whole number of 1 or more"),
+        ("dynamic", {"depth": 0}, "depth is 0: give a whole number of 1 or more"),
+        ("best_first", {"nodes": 0}, "nodes is 0: give a whole number of 1 or more"),
+        ("best_first", {"depth": 0}, "depth is 0: give a whole number of 1 or more"),
+        (
+            "best_first",
+            {"width": 3},
+            "growth best_first has no option 'width': give depth, draft, nodes",
+        ),
+        (
+            "best_first",
+            {"draft": "sampled"},
+            "draft is 'sampled' with growth best_first: give argmax",
+        ),
+        ("cost_aware", {"nodes": 0}, "nodes is 0: give a whole number of 1 or more"),
+        ("cost_aware", {"width": 0}, "width is 0: give a whole number of 1 or more"),
+        ("cost_aware", {"depth": 0}, "depth is 0: give a whole number of 1 or more"),
+        (
+            "cost_aware",
+            {"draft": "both"},
+            "draft is 'both' with growth cost_aware: give argmax or sampled",
+        ),
+        (
+            "tree",
+            {},
+            "growth is 'tree': give chain, static, dynamic, best_first, cost_aware",
+        ),
         ("chain", {"nodes": 3}, "growth chain has no option 'nodes': give draft, gamma"),
     ],
 )
 def test_what_cannot_be_grown_is_refused(
-    name: str, options: dict[str, int | str | tuple[int, ...]], message: str
+    name: str, options: dict[str, ShapeValue], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError) as raised:
         build_growth(name, options)
+    assert str(raised.value) == message
 
 
 def test_growths_are_built_by_name() -> None:
     assert build_growth("chain", {"gamma": 2, "draft": "sampled"}) == Chain(2, "sampled")
     assert build_growth("static", {"branching": (2, 1)}) == Static((2, 1))
     assert build_growth("dynamic", {"nodes": 5}) == Dynamic(5, 4, 4)
+    assert build_growth("best_first", {"depth": 2}) == BestFirst(16, 2)
+    assert build_growth("cost_aware", {"width": 2}) == CostAware(8, 2, 6)
+
+
+@pytest.mark.parametrize(
+    ("growth", "sizes"),
+    [
+        (Chain(3), (3, 3, 1, 3, 3)),
+        (Static((3, 2)), (2, 9, 3, 2, 9)),
+        (Static((1,)), (1, 1, 1, 1, 1)),
+        (Dynamic(8, 3, 4), (4, 8, 3, 4, 9)),
+        (BestFirst(8, 3), (3, 8, 8, 3, 16)),
+        (CostAware(8, 3, 4), (4, 8, 3, 4, 9)),
+        (CostAware(8, 3, 4, "sampled"), (4, 8, 1, 4, 3)),
+    ],
+    ids=str,
+)
+def test_what_a_shape_may_take(growth: Growth, sizes: tuple[int, ...]) -> None:
+    """Levels, drafted nodes, nodes expanded at once, levels of a round, cells of a drafter."""
+    found = (growth.depth, growth.nodes, growth.expanded, growth.levels, growth.cells)
+    assert found == sizes
+
+
+def test_fixed_shapes_learn_nothing() -> None:
+    growth = Chain(3)
+    assert growth.start(4) is growth
+    assert growth.member(1, 4) is growth
+    assert growth.budget([0.5, 0.0]) == 2
+    growth.observe([None])
+
+
+def test_drafts_of_states_that_overflowed_are_drawn_uniformly() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0], [torch.nan, 0.0, 0.0]])
+    laws = drawable(Warp(1.0), logits, torch.tensor([4, 5, 7]))
+    torch.testing.assert_close(laws.probs[0], logits[0].softmax(-1))
+    assert laws.probs[1].tolist() == [pytest.approx(1 / 3)] * 3
+    assert laws.ids.tolist() == [4, 5, 7]
+    assert drawable(Warp(1.0), logits).ids is None
+
+
+@pytest.mark.parametrize(
+    ("growth", "shape", "nodes", "label"),
+    [
+        ("dynamic", {"nodes": 8, "width": 3, "depth": 4}, None, "dynamic 8/3/4"),
+        ("chain", {"gamma": 3, "draft": "sampled"}, 9, "chain 3"),
+        ("static", {"branching": (3, 1), "draft": "argmax", "tree": ()}, None, "static 3.1"),
+        ("static", {"branching": [2]}, None, "static 2"),
+        ("static", {"branching": (3, 1), "tree": [[0], [0, 0]]}, None, "static tree of 2"),
+        ("static", {"tree": [[0], [0, 0]]}, 7, "static tree of 7"),
+        ("static", {"tree": "file.json"}, None, "static tree of 1"),
+        ("none", {}, None, "none"),
+    ],
+)
+def test_a_shape_in_a_few_characters(
+    growth: str, shape: dict[str, object], nodes: int | None, label: str
+) -> None:
+    assert shape_label(growth, shape, nodes) == label
+
+
+def test_prices_lie_on_straight_lines() -> None:
+    """Flat before the first size, as steep as before behind the last, the same far out."""
+    prices = Prices(((1, 1.0), (5, 1.0), (9, 2.0)))
+    assert [prices.tokens(n) for n in (0, 0.5, 1, 3, 5, 6, 6.5, 9, 11, 9 + 64, 109)] == [
+        *(1.0, 1.0, 1.0, 1.0, 1.0, 1.25, 1.375, 2.0, 2.5, 18.0, 27.0)
+    ]
+    one = Prices(((1, 1.0),))
+    assert [one.tokens(n) for n in (1, 1.5, 64.5, 65, 300)] == [1.0] * 5
+    assert one.verify == ((1, 1.0),)
+    assert Prices(((1, 1.0), (2, 0.5), (4, 2.0))).verify == ((1, 1.0), (2, 1.0), (4, 2.0))
+    drafting = Prices(((1, 1.0),), first=0.5, level=0.25)
+    assert [drafting.drafting(n) for n in (0, 1, 2, 3)] == [0.0, 0.5, 0.75, 1.0]
+    assert (one.first, one.level) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("sizes", [[], [2], [1, 3, 3], [1, 4, 2]])
+def test_prices_of_sizes_that_do_not_ascend_from_1_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(UserError) as raised:
+        Prices(tuple((n, 1.0) for n in sizes))
+    assert str(raised.value) == f"prices for {sizes} tokens: give sizes ascending from 1"
+
+
+def test_confidences_fall_into_bins() -> None:
+    assert [bin_of(x) for x in (0.0, 0.019, 0.02, 0.3, 0.5, 0.949, 0.95, 1.0)] == [
+        *(0, 0, 1, 4, 6, 8, 9, 9)
+    ]
+    assert [bin_of(x) for x in BIN_MIDDLES] == list(range(10))
+
+
+class Elsewhere(TorchFunctionMode):
+    """A device without data, of which every number that is read is 0."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        read = getattr(func, "__name__", "") in ("cpu", "tolist", "__int__", "__bool__")
+        if read and args[0].is_meta:
+            args = (torch.zeros_like(args[0], device="cpu"), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+class Remote:
+    """A guesser on another device, which checks that what it is asked lies there too."""
+
+    def __init__(self, ids: Tensor | None) -> None:
+        self.ids = ids
+
+    def root_logits(self) -> Tensor:
+        return torch.zeros(2, 6, device="meta")
+
+    def step(self, frontier: Frontier) -> Tensor:
+        assert frontier.tokens.is_meta
+        assert frontier.parent.is_meta
+        assert frontier.tokens.shape == frontier.parent.shape
+        return torch.zeros(*frontier.tokens.shape, 6, device="meta")
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        *(Chain(2), Static((3, 2)), Dynamic(6, 3, 3), BestFirst(9, 3)),
+        *(Chain(2, "sampled"), Static((3, 2), "sampled")),
+        *(CostAware(6, 2, 3, d).priced(Prices(((1, 1.0),))) for d in ("argmax", "sampled")),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_trees_are_grown_where_the_drafter_is_and_handed_over(
+    growth: Growth, reduced: bool
+) -> None:
+    ids = torch.arange(6, device="meta") if reduced else None
+    with Elsewhere():
+        trees = growth.grow([3, 4], Remote(ids), Warp(1.0), coins(2))
+    for tree in trees:
+        assert not tree.tokens.is_meta
+        assert not tree.parent.is_meta
+        assert tree.laws is None or tree.laws.probs.is_meta

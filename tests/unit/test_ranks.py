@@ -12,7 +12,7 @@ from torch import Tensor
 from drafters.base import Batch, Features, NeuralDrafter, Prediction
 from drafters.errors import UserError
 from drafters.growth import Static, build_growth
-from drafters.growth.ranks import Paths, expected, full, levels_of, read_paths, search
+from drafters.growth.ranks import Level, Paths, expected, full, levels_of, read_paths, search
 from drafters.methods.none import NoDrafter
 from drafters.sampling import Warp
 from inference import generate
@@ -117,15 +117,63 @@ def test_a_drawn_ragged_tree_keeps_each_node_s_law() -> None:
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ([(1,)], r"has the path \[1\] without \[0\]"),
-        ([(0,), (1, 0)], r"has the path \[1, 0\] without \[1\]"),
-        ([(0,), (0, 1)], r"has the path \[0, 1\] without \[0, 0\]"),
-        ([(0,), (0,)], "has a path twice"),
+        ([(1,)], "the tree has the path [1] without [0]"),
+        ([(0,), (1, 0)], "the tree has the path [1, 0] without [1]"),
+        ([(0,), (0, 1)], "the tree has the path [0, 1] without [0, 0]"),
+        ([(0,), (1, 2)], "the tree has the path [1, 2] without [1]"),
+        ([(0,), (0,)], "the tree has a path twice"),
     ],
 )
 def test_what_is_no_tree_is_refused(paths: list[tuple[int, ...]], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Static(tree=tuple(paths))
+    with pytest.raises(UserError) as raised:
+        levels_of(paths)
+    assert str(raised.value) == message
+
+
+def test_a_tree_level_by_level() -> None:
+    assert levels_of(reversed(RAGGED)) == [
+        Level(above=(0, 0, 0), rank=(0, 1, 2), expanded=(0, 2)),
+        Level(above=(0, 0, 1), rank=(0, 1, 0), expanded=(2,)),
+        Level(above=(0,), rank=(0,), expanded=()),
+    ]
+    assert full([2, 1]) == ((0,), (1,), (0, 0), (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "nodes"), [([], 1), ([[0.5]], 0), ([[0.5], []], 1), ([[]], 3)]
+)
+def test_nothing_to_search(accuracies: list[list[float]], nodes: int) -> None:
+    with pytest.raises(UserError) as raised:
+        search(accuracies, nodes)
+    assert str(raised.value) == (
+        f"a tree of {nodes} nodes over {len(accuracies)} depths: give 1 or more of "
+        "both, and an accuracy of one rank a depth"
+    )
+    assert search([[0.5]], 1) == ((0,),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "holds no paths of ranks"),
+        ("[[0], []]", "holds no paths of ranks"),
+        ("[[0], [true]]", "holds no paths of ranks"),
+        ("[[0], [-1]]", "holds no paths of ranks"),
+        ("[[0], [1.0]]", "holds no paths of ranks"),
+        ('{"path": []}', "cannot be read ('paths')"),
+        ("[0]", "cannot be read ('int' object is not iterable)"),
+        ("3", "cannot be read ('int' object is not subscriptable)"),
+    ],
+)
+def test_what_a_file_without_a_tree_is_told(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "tree.json"
+    file.write_text(text)
+    with pytest.raises(UserError) as raised:
+        read_paths(file)
+    assert str(raised.value) == (
+        f"tree {file} {said}: give a JSON list of paths of ranks such as [[0], [1], [0, 0]], "
+        "alone or under 'paths'"
+    )
 
 
 def test_files_hold_trees(tmp_path: Path) -> None:

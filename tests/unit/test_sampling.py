@@ -150,6 +150,19 @@ def test_the_ends_of_the_ranges_are_legal() -> None:
     assert not Warp(1.0).greedy
 
 
+@pytest.mark.parametrize(
+    "warp",
+    [Warp(0.7), Warp(1.0, top_k=3), Warp(1.0, top_p=0.6), Warp(1.0, min_p=0.3), Warp()],
+    ids=str,
+)
+def test_laws_of_more_axes_are_those_of_their_rows(warp: Warp) -> None:
+    logits = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(1))
+    found, rows = warp.laws(logits), warp.laws(logits.flatten(0, 1))
+    assert torch.equal(found.probs.flatten(0, 1), rows.probs)
+    if warp.greedy:
+        assert torch.equal(found.ids.flatten(0, 1), rows.ids)
+
+
 def test_top_k_of_one_and_of_all() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
     assert Warp(1.0, top_k=1).laws(logits).probs.tolist() == [[0.0, 0.0, 1.0]]

@@ -1,0 +1,65 @@
+"""Change one expression after the other; see the package."""
+
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.changes import Mutant, mutants_of
+from tests.mutants.judge import Judge
+
+# What must be right, and the tests that prove it: exact, quick, and none starts a process.
+PROOFS: dict[str, tuple[str, ...]] = {
+    "inference/verify.py": (
+        *("property/exact_laws", "property/classic_errors"),
+        *("unit/bigram_example", "unit/typical"),
+    ),
+    "drafters/laws.py": ("property/exact_laws", "unit/laws"),
+    "drafters/tree.py": ("unit/tree", "unit/growth"),
+    "drafters/cache.py": ("unit/attention", "unit/cache"),
+    "drafters/placement.py": ("unit/attention", "unit/cache", "unit/frontier", "unit/placement"),
+    "drafters/sampling.py": ("unit/growth", "unit/rules", "unit/sampling"),
+}
+_GROWTH = ("best_first", "cost_aware", "costs", "growth", "ledger", "ranks")
+for _path in sorted(Path("drafters/growth").glob("*.py")):
+    PROOFS[str(_path)] = tuple(f"unit/{name}" for name in _GROWTH)
+
+
+def main(named: list[str]) -> int:
+    """Judge the mutants of some files, or of functions as FILE::NAME; of all by default."""
+    named = named or [*PROOFS]
+    tests = dict.fromkeys(test for name in named for test in PROOFS[_file(name)])
+    files = [f"tests/{folder}/test_{test}.py" for folder, test in (x.split("/") for x in tests)]
+    mutants = [mutant for name in named for mutant in _mutants(name)]
+    judged, survivors = Counter[str](), Counter[str]()
+
+    def told(mutant: Mutant, killer: str | None) -> None:
+        judged[mutant.file] += 1
+        if killer is None:
+            survivors[mutant.file] += 1
+            print(f"survived: {mutant}", flush=True)
+        elif "::" not in killer:
+            print(f"{killer}: {mutant}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["-qq", "-s", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
+        pytest.main([*options, *files], plugins=[Judge(mutants, told)])
+    for file, count in judged.items():
+        left = survivors[file]
+        print(f"{file}: {count} mutants, {left} survived, {1 - left / count:.1%} killed")
+    return int(not judged or bool(survivors))
+
+
+def _file(name: str) -> str:
+    return name.partition("::")[0]
+
+
+def _mutants(name: str) -> list[Mutant]:
+    function = name.partition("::")[2]
+    return [x for x in mutants_of(_file(name)) if function in ("", x.function)]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
