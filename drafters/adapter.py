@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -221,7 +221,7 @@ def fold(model: nn.Module) -> None:
         if isinstance(layer, LoraLayer):
             plain: Any = layer.get_base_layer()
             dtype = plain.weight.dtype
-            layer.double()
+            cast("nn.Module", layer).double()
             layer.merge(safe_merge=True)
             setattr(model.get_submodule(parent), own, plain.to(dtype))
         elif isinstance(layer, ModulesToSaveWrapper):

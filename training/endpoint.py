@@ -4,17 +4,15 @@ It is asked only because its address was given. The key goes into one header and
 no message, no file, and to no other address, because redirects are not followed.
 """
 
-import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from http.client import HTTPException
 from queue import SimpleQueue
 from typing import Any, cast
 from urllib.parse import urlsplit
+
+import httpx
 
 from drafters.errors import UserError
 
@@ -51,10 +49,10 @@ class Endpoint:
         self.url = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
         self.retries = 0
         self._wait = wait
-        self._headers = {"Content-Type": "application/json"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._opener = urllib.request.build_opener(_Stay)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # as many connections as requests are in flight
+        unlimited = httpx.Limits(max_connections=None)
+        self._client = httpx.Client(headers=headers, limits=unlimited, follow_redirects=False)
 
     def models(self) -> list[Mapping[str, Any]]:
         """Return what it serves, as it describes it; asked once, without a second try.
@@ -135,31 +133,23 @@ class Endpoint:
             UserError: if the server refuses it.
             _PassingError: if it may answer later.
         """
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/{path}", data, self._headers)
+        method = "GET" if body is None else "POST"
         try:
-            with self._opener.open(request, timeout=seconds) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            said = _said(error)
-            if error.code in _PASSING:
-                raise _PassingError(said) from error
-            raise UserError(self._refusal(error.code, said)) from error
-        except (urllib.error.URLError, HTTPException, OSError) as error:
-            raise _PassingError(
-                str(getattr(error, "reason", error)) or type(error).__name__
-            ) from error
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
+            answer = self._client.request(method, f"{self.url}/{path}", json=body, timeout=seconds)
+        except httpx.HTTPError as error:
+            raise _PassingError(str(error) or type(error).__name__) from error
+        if not answer.is_success:
+            if answer.status_code in _PASSING:
+                raise _PassingError(_said(answer))
+            raise UserError(self._refusal(answer.status_code, _said(answer)))
+        found = _values(answer)
         if not isinstance(found, dict):
             raise UserError(f"{self.url}/{path} answers no JSON: give an OpenAI-compatible server")
         return cast("Answer", found)
 
     def _refusal(self, code: int, said: str) -> str:
         if code in (401, 403):
-            what = "refuses the key" if "Authorization" in self._headers else "wants a key"
+            what = "refuses the key" if "Authorization" in self._client.headers else "wants a key"
             return (
                 f"{self.url} {what} ({code}): name the environment variable that holds it with "
                 "--key-from"
@@ -174,24 +164,18 @@ class _PassingError(Exception):
     """What may be gone on the next try."""
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follow nothing: the key is for one address."""
+def _values(answer: httpx.Response) -> object:
+    """Return what the server's JSON says, None if it is none."""
+    try:
+        return answer.json()
+    except ValueError:
+        return None
 
-    def redirect_request(self, *_: Any) -> None:
-        """Leave a redirect as the error that it is here."""
-        return
 
-
-def _said(error: urllib.error.HTTPError) -> str:
+def _said(answer: httpx.Response) -> str:
     """Return an error's code and the server's words in one line."""
-    try:
-        text = error.read(4096).decode(errors="replace")
-    except OSError:
-        text = ""
-    try:
-        found = json.loads(text)
-        inner = found.get("error", found)
-        text = str(inner.get("message", text) if isinstance(inner, dict) else inner)
-    except (ValueError, AttributeError):
-        pass
-    return f"{error.code} {' '.join(text.split())[:300]}".strip()
+    found, text = _values(answer), answer.text
+    if isinstance(found, dict):
+        inner = cast("Answer", found).get("error", cast("Answer", found))
+        text = str(cast("Answer", inner).get("message", text) if isinstance(inner, dict) else inner)
+    return f"{answer.status_code} {' '.join(text.split())[:300]}".strip()
