@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from drafters.errors import UserError
 from drafters.formats.dialect import Dialect, Ours, Theirs, needed, refuse
@@ -24,6 +23,7 @@ from drafters.formats.keys import IDS, Key, take, to_theirs
 from drafters.formats.layer_keys import layer_keys
 from drafters.formats.llama_config import flag, read_sizes, write_sizes
 from drafters.formats.markov import APART, MARKOV, ROWS, markov_keys, read_markov, write_markov
+from drafters.formats.stand_in import embedding_with, read_stand_in, stand_in
 from drafters.layers import LayerKind
 from drafters.shape import TargetShape
 from drafters.target import Target
@@ -87,31 +87,23 @@ def _write(family: Family, nested: bool, ours: Ours, target: Target | None) -> T
         },
     )
     target = needed(target, "the embedding")
-    stand_in = _stand_in(ids, shape.vocab_size)
+    place = stand_in(ids, shape.vocab_size)
     rest = {name: t for name, t in ours.tensors.items() if name not in {_MASK} | APART}
     sparks, lost = write_markov(ours) if family is DSPARK else ({}, ())
     tensors = to_theirs(rest, _table(family, options, shape)) | sparks
-    every = torch.arange(shape.vocab_size, device=target.device)
-    tensors[EMBEDDING] = target.embed(every).to("cpu", ours.dtype, copy=True)
-    tensors[EMBEDDING][stand_in] = ours.tensors[_MASK].to(ours.dtype)
+    tensors[EMBEDDING] = embedding_with(ours.tensors[_MASK], place, target, ours.dtype)
     if ids is not None:
         tensors |= id_tables(ids, shape.vocab_size)
-    config = (_nested if nested else _flat)(family, ours, stand_in, target)
+    config = (_nested if nested else _flat)(family, ours, place, target)
     return Theirs(config, tensors, lost)
 
 
-def _stand_in(ids: Tensor | None, vocab_size: int) -> int:
-    """Return the id whose embedding stands for an unknown token: the last that is not drafted."""
-    kept = set() if ids is None else set(ids.tolist())
-    return next((i for i in reversed(range(vocab_size)) if i not in kept), vocab_size - 1)
-
-
-def _common(family: Family, ours: Ours, stand_in: int) -> dict[str, Any]:
+def _common(family: Family, ours: Ours, place: int) -> dict[str, Any]:
     options, ids = ours.options, ours.ids
     dtype = str(ours.dtype).removeprefix("torch.")
     config = {
         "block_size": family.lead + options["slots"],
-        "mask_token_id": stand_in,
+        "mask_token_id": place,
         "draft_vocab_size": ours.shape.vocab_size if ids is None else len(ids),
         "sample_from_anchor": family is DSPARK,
         "tie_word_embeddings": False,
@@ -141,8 +133,8 @@ def _layers(ours: Ours) -> dict[str, Any]:
     }
 
 
-def _flat(family: Family, ours: Ours, stand_in: int, target: Target) -> dict[str, Any]:
-    taps, common = list(ours.options["taps"]), _common(family, ours, stand_in)
+def _flat(family: Family, ours: Ours, place: int, target: Target) -> dict[str, Any]:
+    taps, common = list(ours.options["taps"]), _common(family, ours, place)
     inner = {name: common[name] for name in ("block_size", "mask_token_id")}
     return {
         "architectures": [family.flat],
@@ -155,7 +147,7 @@ def _flat(family: Family, ours: Ours, stand_in: int, target: Target) -> dict[str
     }
 
 
-def _nested(family: Family, ours: Ours, stand_in: int, target: Target) -> dict[str, Any]:
+def _nested(family: Family, ours: Ours, place: int, target: Target) -> dict[str, Any]:
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": ours.options["slots"],
@@ -167,7 +159,7 @@ def _nested(family: Family, ours: Ours, stand_in: int, target: Target) -> dict[s
         "architectures": [family.nested],
         "speculators_model_type": family.name,
         "speculators_version": "0.9.0",
-        **_common(family, ours, stand_in),
+        **_common(family, ours, place),
         "aux_hidden_state_layer_ids": [k + 1 for k in ours.options["taps"]],
         "target_hidden_size": None,
         "sliding_window_non_causal": False,
@@ -229,7 +221,7 @@ def _read(family: Family, nested: bool, foreign: Foreign, target: Target) -> Our
     kept = torch.arange(shape.vocab_size) if ids is None else ids
     if not head:
         tensors[_OUR_HEAD] = target.head_rows(kept).to("cpu")
-    tensors[_MASK], lost = _mask(foreign, config, target)
+    tensors[_MASK], lost = read_stand_in(foreign, config.get("mask_token_id"), target)
     if ids is not None:
         tensors[IDS] = ids
     return Ours(family.name, options, shape, tensors, lost=lost)
@@ -243,31 +235,6 @@ def _spark_options(foreign: Foreign, config: Mapping[str, Any]) -> dict[str, Any
         "markov_rank": _whole(foreign, config, "markov_rank", 0),
         "confidence": foreign.has("confidence_head.proj.weight"),
     }
-
-
-def _mask(
-    foreign: Foreign, config: Mapping[str, Any], target: Target
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the vector of an unknown token and what else of a stored embedding is lost."""
-    place = _whole(foreign, config, "mask_token_id", 0)
-    if (foreign.folder / "mask_embedding.pt").exists():
-        raise UserError(
-            f"{foreign.folder}: mask_embedding.pt is a pickle and holds the vector of an unknown "
-            f"token: write it as row {place} of {EMBEDDING} in the safetensors file"
-        )
-    size = target.shape.vocab_size
-    if place >= size:
-        raise UserError(f"{foreign.folder}: mask_token_id is {place}, the target has {size} ids")
-    if not foreign.has(EMBEDDING):
-        return target.embed(torch.tensor([place], device=target.device))[0].to("cpu"), ()
-    if foreign.shape(EMBEDDING) != (size, target.shape.hidden_size):
-        raise UserError(f"{foreign.folder}: {EMBEDDING} is {list(foreign.shape(EMBEDDING))}")
-    stored = foreign.load([EMBEDDING])[EMBEDDING]
-    others = torch.arange(size) != place
-    own = target.embed(torch.arange(size, device=target.device)).to("cpu", torch.bfloat16)
-    same = torch.equal(stored[others].to(torch.bfloat16), own[others])
-    said = f"{EMBEDDING}, which is not the target's own (the target's is used)"
-    return stored[place].clone(), () if same else (said,)
 
 
 def _taps(foreign: Foreign, config: Mapping[str, Any], num_layers: int) -> list[int]:

@@ -4,7 +4,7 @@ Our taps are outputs of layers counted from 0; vLLM, speculators and EAGLE's own
 embedding as 0, so their number is ours plus one. SGLang, SpecForge and ModelOpt count as we do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ def read(
     shape: TargetShape,
     taps: Sequence[int] | None,
     options: Mapping[str, Any],
+    besides: Iterable[str] = (),
 ) -> Ours:
     """Read a folder as an eagle.
 
@@ -128,6 +129,8 @@ def read(
         shape: of its layers.
         taps: tapped layers in our numbering; None: the usual ones.
         options: what the config says beyond the sizes.
+        besides: tensors that the dialect reads in another way; the embedding among them is not
+            compared with the target's.
 
     Raises:
         UserError: names what is missing, unused, of another size or does not fit the target.
@@ -148,10 +151,12 @@ def read(
         raise UserError(f"{foreign.folder}: num_hidden_layers is {layers!r}: give what it has")
     embedding = prefix + EMBEDDING
     keys = table(full, shape, names)
-    tensors = take(foreign, FAMILY, full, shape, keys, (D2T, T2D, embedding))
+    apart = set(besides)
+    tensors = take(foreign, FAMILY, full, shape, keys, {D2T, T2D, embedding} | apart)
     if ids is not None:
         tensors[IDS] = ids
-    return Ours(FAMILY, full, shape, tensors, lost=_embedding_lost(foreign, embedding, target))
+    lost = () if embedding in apart else _embedding_lost(foreign, embedding, target)
+    return Ours(FAMILY, full, shape, tensors, lost=lost)
 
 
 def _check_target(foreign: Foreign, shape: TargetShape, target: Target) -> None:

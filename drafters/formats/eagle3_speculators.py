@@ -1,5 +1,7 @@
 """EAGLE-3 as the speculators library writes it: nested config, the target's embedding inside."""
 
+from collections.abc import Iterable
+
 import torch
 
 from drafters.errors import UserError
@@ -25,7 +27,8 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 _NAMES = Names()
 
 
-def _write(ours: Ours, target: Target | None) -> Theirs:
+def write(ours: Ours, target: Target | None) -> Theirs:
+    """Return an eagle as the library holds it."""
     options, shape = ours.options, ours.shape
     target = needed(target, "the embedding")
     refuse(FAMILY, NAME, {"attention_bias": options["attention_bias"]})
@@ -83,7 +86,24 @@ def _claims(foreign: Foreign) -> bool:
     return foreign.config.get("speculators_model_type") == KIND
 
 
-def _read(foreign: Foreign, target: Target) -> Ours:
+def read_nested(
+    foreign: Foreign,
+    target: Target,
+    residual_absent: bool | None = None,
+    besides: Iterable[str] = (),
+) -> Ours:
+    """Read a folder as an eagle.
+
+    Args:
+        foreign: the folder.
+        target: that the drafter is for.
+        residual_absent: what the absence of norm_before_residual means; None: it must be there
+            (it is false for the library and true for vLLM).
+        besides: tensors that are read in another way.
+
+    Raises:
+        UserError: if it is not an eagle for this target.
+    """
     config, folder = foreign.config, foreign.folder
     inner = foreign.section("transformer_layer_config")
     vocab_size = inner.get("vocab_size", target.shape.vocab_size)  # omitted where it is a default
@@ -92,16 +112,19 @@ def _read(foreign: Foreign, target: Target) -> Ours:
     shape = read_sizes(sizes, folder, target.shape.num_layers, vocab_size)
     options = {
         "layers": inner.get("num_hidden_layers", 1),
-        # absent, it is false for the library and true for vLLM
-        **flags(config, folder, residual_absent=None),
-        "unroll": _tokens(foreign),
+        **flags(config, folder, residual_absent),
+        "unroll": proposed(foreign),
     }
     taps = layer_list(foreign, _IDS, config.get(_IDS), 1)
-    return read(foreign, target, _NAMES, shape, taps, options)
+    return read(foreign, target, _NAMES, shape, taps, options, besides)
 
 
-def _tokens(foreign: Foreign) -> int:
-    """Return how many tokens a round are proposed: the depths that it was trained for."""
+def proposed(foreign: Foreign) -> int:
+    """Return how many tokens a round are proposed: the depths that it was trained for.
+
+    Raises:
+        UserError: if that is no number of tokens.
+    """
     methods = foreign.section("speculators_config").get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else {}
     count = first.get("speculative_tokens", 3) if isinstance(first, dict) else first
@@ -110,4 +133,4 @@ def _tokens(foreign: Foreign) -> int:
     return count
 
 
-DIALECT = Dialect(NAME, FAMILY, OPTIONS, _write, _read, _claims)
+DIALECT = Dialect(NAME, FAMILY, OPTIONS, write, read_nested, _claims)

@@ -13,6 +13,8 @@ from drafters.formats import (
     gguf_file,
     medusa_heads,
     medusa_vllm,
+    mtp_speculators,
+    peagle_speculators,
 )
 from drafters.formats.dialect import Dialect
 from drafters.formats.foreign import Foreign
@@ -25,6 +27,8 @@ DIALECTS: tuple[Dialect, ...] = (
     medusa_vllm.DIALECT,
     *causal_lm.DIALECTS,
     *block_drafts.DIALECTS,
+    *peagle_speculators.DIALECTS,
+    mtp_speculators.DIALECT,
     gguf_file.DIALECT,
 )
 

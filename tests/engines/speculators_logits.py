@@ -1,8 +1,8 @@
 """Runs in the engines' interpreter, never in ours: the speculators library's forward on an export.
 
 python speculators_logits.py FOLDER INPUT.safetensors OUTPUT.safetensors
-INPUT holds taps [1, T, K D], ids [1, T] and, for block drafters, anchor [1]; OUTPUT the logits of
-every depth.
+INPUT holds ids [1, T], last [1, T, D], taps [1, T, K D] for drafters that tap, anchor [1] for block
+drafters, the target's embedding and head for MTP; OUTPUT the logits of every depth.
 """
 
 # speculators lies in another environment: nothing here can be checked against its types
@@ -24,7 +24,7 @@ def main() -> None:
     folder, given, out = map(Path, sys.argv[1:])
     kind = json.loads((folder / "config.json").read_text())["speculators_model_type"]
     inputs = load_file(given)
-    run = _eagle3 if kind == "eagle3" else _block
+    run = {"eagle3": _eagle3, "peagle": _peagle, "mtp": _mtp}.get(kind, _block)
     with torch.no_grad():
         save_file({"logits": run(kind, folder, inputs).contiguous()}, out)
 
@@ -40,7 +40,11 @@ def _loaded(model_class, config_class, folder, attention):
     }
     found = model.load_state_dict(tensors, strict=False)
     assert not found.unexpected_keys, found.unexpected_keys
-    assert all(name.startswith("verifier_") for name in found.missing_keys), found.missing_keys
+    besides = (
+        {"embed_tokens.weight", "lm_head.weight"} if model_class.__name__ == "MTPDraftModel" else ()
+    )
+    missing = [name for name in found.missing_keys if name not in besides]
+    assert all(name.startswith("verifier_") for name in missing), missing
     return model
 
 
@@ -59,6 +63,48 @@ def _eagle3(_, folder, inputs):
         ttt_steps=3,
     )
     return torch.stack(said)
+
+
+def _peagle(_, folder, inputs):
+    from speculators.models.peagle import core
+    from speculators.models.peagle.config import PEagleSpeculatorConfig
+
+    model = _loaded(core.PEagleDraftModel, PEagleSpeculatorConfig, folder, "eager")
+    depths = model.config.speculators_config.proposal_methods[0].speculative_tokens
+    ids = inputs["ids"][:, 1:]
+    length, said = ids.shape[1], []
+    anchors, depth = torch.arange(length).repeat(depths), torch.arange(depths)
+    fits = anchors + depth.repeat_interleave(length) < length
+    lines = anchors[fits], depth.repeat_interleave(length)[fits]
+    core.generate_cod_sample_indices = lambda **_: lines
+
+    def keep(logits, **_):
+        said.append(logits[0])
+        return torch.zeros(()), {}
+
+    core.compute_metrics = keep
+    taps = inputs["taps"][:, :-1]
+    model(
+        hidden_states=taps,
+        input_ids=ids,
+        document_ids=torch.zeros_like(ids),
+        verifier_last_hidden_states=torch.zeros(1, length, model.hidden_size),
+        num_depths=depths,
+    )
+    whole = torch.zeros(depths * length, said[0].shape[-1])
+    whole[fits] = said[0]
+    return whole.view(depths, length, -1)
+
+
+def _mtp(_, folder, inputs):
+    from speculators.models.mtp.config import MTPSpeculatorConfig
+    from speculators.models.mtp.core import MTPDraftModel
+
+    model = _loaded(MTPDraftModel, MTPSpeculatorConfig, folder, "eager")
+    model.embed_tokens.weight.data.copy_(inputs["embedding"])
+    model.lm_head.weight.data.copy_(inputs["head"])
+    logits, *_ = model(input_ids=inputs["ids"], hidden_states=inputs["last"])
+    return torch.stack([step[0] for step in logits])
 
 
 def _block(kind, folder, inputs):

@@ -32,10 +32,11 @@ def target() -> Target:
     return small_target()
 
 
-def theirs(folder: Path, batch: Batch, work: Path) -> Tensor:
+def theirs(folder: Path, batch: Batch, work: Path, **more: Tensor) -> Tensor:
     """Return the library's logits."""
-    assert batch.taps is not None
-    inputs = {"taps": batch.taps, "ids": batch.ids, "anchor": torch.tensor([ANCHOR])}
+    inputs = {"ids": batch.ids, "anchor": torch.tensor([ANCHOR]), "last": batch.last, **more}
+    if batch.taps is not None:
+        inputs["taps"] = batch.taps
     save_file({name: t.contiguous() for name, t in inputs.items()}, work / "in.safetensors")
     done = subprocess.run(
         [PYTHON, "-P", WORKER, folder, work / "in.safetensors", work / "out.safetensors"],
@@ -103,3 +104,28 @@ def test_a_block_slot_by_slot(target: Target, tmp_path: Path, family: str) -> No
             at = prediction.group.tolist().index(ANCHOR)
             ours = prediction.logits(slice(at, at + 1))
             agree(found[slot + lead][None], ours)
+
+
+def test_peagle_at_every_depth(target: Target, tmp_path: Path) -> None:
+    drafter, batch, folder = exported(
+        target, tmp_path, "peagle", 16, draft_vocab_size=16, layers=2, unroll=3
+    )
+    found = theirs(folder, batch, tmp_path)
+    with torch.no_grad():
+        for depth, prediction in enumerate(drafter.predict(batch, target)):
+            ours = prediction.logits(slice(0, len(prediction.group)))
+            agree(found[depth][prediction.group], ours)
+
+
+def test_mtp_at_the_first_depth(target: Target, tmp_path: Path) -> None:
+    """Later depths are trained otherwise there: every step on keys of its own."""
+    whole = {"draft_vocab_size": 0, "norm_output": True, "qk_norm": True}
+    drafter, batch, folder = exported(target, tmp_path, "mtp", 16, **whole)
+    every = torch.arange(target.shape.vocab_size)
+    rows = {"embedding": target.embed(every), "head": target.head_rows(every)}
+    found = theirs(folder, batch, tmp_path, **rows)[0]
+    prediction = next(iter(drafter.predict(batch, target)))
+    with torch.no_grad():
+        ours = prediction.logits(slice(0, len(found)))
+    agree(found, ours)
+    assert prediction.group[: len(found)].tolist() == list(range(len(found)))

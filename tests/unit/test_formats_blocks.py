@@ -131,7 +131,7 @@ def test_layers_without_norms_on_queries_are_refused(target: Target, tmp_path: P
     ("changes", "said"),
     [
         ({"target_layer_ids": None, "dflash_config": None}, "which layers are tapped"),
-        ({"mask_token_id": 64, "dflash_config": None}, "the target has 64 ids"),
+        ({"mask_token_id": 64, "dflash_config": None}, "mask_token_id is 64: give 0 to 63"),
         ({"block_size": 1, "dflash_config": None}, "block_size is 1"),
         ({"vocab_size": 65}, "made for a target"),
     ],

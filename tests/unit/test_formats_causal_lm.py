@@ -72,6 +72,32 @@ def test_it_drafts_as_it_is(target: Target, tmp_path: Path) -> None:
         assert (plain.ids, plain.accepted) == (exported.ids, exported.accepted)
 
 
+def test_transformers_drafts_with_it(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `assistant_model`: its greedy text is the target's own."""
+    folder = saved(target, tmp_path / "d", "standalone", **WHOLE)
+    export_drafter(folder, "transformers", tmp_path / "out", target)
+    model, assistant = (
+        AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        for place in (target.folder, tmp_path / "out")
+    )
+    asked = 0
+    forward = type(assistant).forward
+
+    def counted(self: object, *given: object, **named: object) -> object:
+        nonlocal asked
+        asked += self is assistant
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(type(assistant), "forward", counted)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 3, 4, 20]])
+    greedy = {"do_sample": False, "max_new_tokens": 24, "attention_mask": torch.ones_like(ids)}
+    plain = model.generate(ids, **greedy)
+    assert torch.equal(model.generate(ids, assistant_model=assistant, **greedy), plain)
+    assert asked > 0
+
+
 def test_a_reduced_head_is_a_loss(target: Target, tmp_path: Path) -> None:
     folder = saved(target, tmp_path / "d", "standalone", num_layers=1, draft_vocab_size=16)
     with pytest.raises(UserError, match="loses draft_vocab_size = 16 "):
