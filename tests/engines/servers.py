@@ -20,8 +20,10 @@ _START_SECONDS = 420  # this machine is slow when it is busy
 def vllm_server(target: Path, work: Path, *options: str) -> Iterator[str]:
     """Serve a target in float32 by vLLM's CPU build; yields the address."""
     port = _free_port()
-    command = [str(ROOT / "vllm/bin/vllm"), "serve", str(target), "--served-model-name", "served"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    # `vllm serve` asks for the version of a distribution that the CPU build goes by another name
+    command = [str(ROOT / "vllm/bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(target), "--served-model-name", "served", "--dtype", "float32"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager", *options]
     with (work / "vllm.log").open("w+") as log:
         child = subprocess.Popen(
@@ -47,6 +49,7 @@ def llama_server(target: Path, work: Path) -> Iterator[str]:
     model = llama_cpp._converted(place, target, None, work / "target.gguf", "float32")
     command = [str(place / "build/bin/llama-server"), "-m", str(model), "-t", "1", "-np", "4"]
     command += ["-c", "4096", "--no-warmup", "--alias", "served"]
+    command += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]  # its cache holds float16 otherwise
     with llama_cpp._serving(command) as address:
         yield address
 

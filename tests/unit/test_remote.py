@@ -87,7 +87,7 @@ def test_looping_answers_are_dropped_where_the_engine_abandons_them(
 
 def test_a_self_chat_goes_through_the_same_door(folder: Path, target: Target) -> None:
     with serving(FakeServer(target)) as server:
-        options = {"turns": 2, "max_new_tokens": 12}
+        options = {"turns": 2, "max_new_tokens": 24}
         shards = [made(folder, remote(server, folder), (1.0,), **options) for _ in range(2)]
     assert shards[0].rows == shards[1].rows
     assert any(len(row["messages"]) == 4 for row in shards[0].rows)
