@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from drafters.errors import UserError
+from drafters.untrusted import LARGEST
 
 T = TypeVar("T")
 KeyPath = tuple[str, ...]
@@ -136,7 +137,10 @@ def _parse(override: str) -> Mapping[str, Any]:
     if not equals or not all(part.strip() for part in key.split(".")):
         raise UserError(f"{override!r} is not a setting; write key=value or section.key=value")
     try:
+        override.encode()
         return _mapping(OmegaConf.from_dotlist([override]), override)
+    except UnicodeEncodeError:
+        raise UserError(f"{override!r}: holds bytes that are no UTF-8") from None
     except yaml.YAMLError as error:
         raise UserError(
             f"{override!r}: the value is not valid YAML: {_first_line(error)}"
@@ -262,6 +266,7 @@ def _instance(config: Any) -> Any:
     try:
         missing = sorted(OmegaConf.missing_keys(config))
         if not missing:
+            _check_numbers(OmegaConf.to_container(config))
             return OmegaConf.to_object(config)
     except UserError:
         raise
@@ -271,6 +276,14 @@ def _instance(config: Any) -> Any:
         raise UserError(_first_line(error)) from error
     names = ", ".join(missing)
     raise UserError(f"no value for {names}; give it in the YAML file or as {missing[0]}=VALUE")
+
+
+def _check_numbers(values: Any) -> None:
+    """Refuse numbers that are none (NaN passes every comparison), or that JSON cannot hold."""
+    for path, value in _leaves(values):
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, int | float) and not abs(one) <= LARGEST:
+                raise UserError(f"{'.'.join(path)} is {one}: give a number up to {LARGEST}")
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,8 @@ from drafters.errors import UserError
 
 INDEX = "model.safetensors.index.json"
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
-_LARGEST = 16 * 2**20  # bytes of JSON: ours have a few thousand, an index of shards millions
+LARGEST = 2**53  # of a given number: up to it JSON holds every whole number exactly
+_LARGEST_FILE = 16 * 2**20  # bytes of JSON: ours have a few thousand, an index of shards millions
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def read_object(file: Path) -> dict[str, Any]:
         UserError: if it cannot be read, is too large to be one, or holds something else.
     """
     try:
-        if file.stat().st_size > _LARGEST:
+        if file.stat().st_size > _LARGEST_FILE:
             raise UserError(f"{file} has {file.stat().st_size} bytes: not a file of this kind")
         found = json.loads(file.read_text(encoding="utf-8"))
     except UserError:

@@ -20,6 +20,22 @@ from drafters.errors import UserError
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 
 
+def check_place(path: str | Path, *, folder: bool) -> None:
+    """Refuse a place that no file or folder can take, before there is anything to write.
+
+    Raises:
+        UserError: says what is in the way.
+    """
+    place = Path(path)
+    if place.exists() and place.is_dir() != folder:
+        raise UserError(f"{place} is a {'file' if folder else 'folder'}: give another place")
+    above = next(p for p in (place, *place.parents) if p.exists())
+    if above != place and not above.is_dir():
+        raise UserError(f"{place}: {above} is a file: give another place")
+    if not os.access(above, os.W_OK):
+        raise UserError(f"{place}: {above} cannot be written to: give another place")
+
+
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield a path to write to; the file takes its place when the block ends well.

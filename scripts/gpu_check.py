@@ -30,6 +30,7 @@ from drafters.errors import UserError
 from drafters.growth import Chain, Growth, Static
 from drafters.settings import configs_dir
 from drafters.target import Target
+from drafters.whole import check_place
 from inference import report
 from inference.bench import BenchSettings, Contender, contenders, measure
 from inference.counting import SIZES, count, counting_target
@@ -41,6 +42,7 @@ from inference.prompts import read_prompts
 from inference.scripted import ScriptedDrafter
 from inference.spec import Spec
 from inference.summary import summarise
+from training.reader import WeightlessReader
 
 cli = app(__doc__ or "")
 
@@ -87,10 +89,10 @@ def gpu_check(
     target: Annotated[str | None, typer.Option(help="Folder or hub id to benchmark too.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSONL: question_id, turns.")] = None,
     limit: Annotated[int, typer.Option(help="Only the first so many prompts.")] = 4,
-    max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 64,
-    repeats: Annotated[int, typer.Option(help="How often every prompt is decoded.")] = 2,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="At most this many a prompt.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="How often every prompt is decoded.")] = 2,
     alpha: Annotated[float, typer.Option(help="Acceptance of scripted drafts.")] = 0.8,
-    minutes: Annotated[float, typer.Option(help="No step begins later than this.")] = 7.0,
+    minutes: Annotated[float, typer.Option(min=0, help="No step begins later than this.")] = 7.0,
     out: Annotated[Path, typer.Option(help="Where gpu_check.json goes.")] = Path("runs/gpu"),
 ) -> int:
     """Check a GPU and time it: is decoding right there, and what would drafting bring?"""
@@ -101,6 +103,9 @@ def gpu_check(
         raise UserError(f"size is {size!r}: give {', '.join(SIZES)}")
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha is {alpha}: give 0 to 1")
+    check_place(out, folder=True)
+    if target is not None:
+        WeightlessReader.load(target)
     questions = prompts or configs_dir() / "prompts" / "demo.jsonl"
     read_prompts(questions, limit)
     plan = Plan(place, size, target, questions, limit, max_new_tokens, repeats, alpha)

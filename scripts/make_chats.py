@@ -33,12 +33,14 @@ from rich.progress import Progress, TaskID
 
 from console import DEVICE_HELP, Dtype, app, note, progress, run
 from drafters.errors import UserError
+from drafters.whole import check_place
 from inference.machine import machine, versions
 from training.batches import documents
 from training.chat_settings import ChatSettings
 from training.chats import RULES, ChatMaker, Keep
 from training.endpoint import Endpoint
 from training.feature_store import FeatureStore, Kind
+from training.options import check_threads
 from training.shards import CHATS, Goal, ShardFolder
 from training.sources import Source, given_prompts, given_texts, self_chat
 from training.writers import own_writer, served_writer
@@ -109,7 +111,9 @@ def make_chats(
 ) -> None:
     """Let a target write the chats that drafters learn from."""
     if threads is not None:
-        torch.set_num_threads(_positive("threads", threads))
+        check_threads("--threads", threads)
+        torch.set_num_threads(threads)
+    check_place(out, folder=True)
     source = _source(openings, prompts, texts, seed)
     goal = Goal(tokens, chats, source.size)
     settings = ChatSettings(

@@ -35,6 +35,8 @@ from training.options import TrainSettings
 
 cli = app(__doc__ or "")
 
+_LONGEST = 2**20
+
 
 @cli.command()
 def measure_memory(
@@ -100,8 +102,10 @@ def _measured(objective: Objective, settings: TrainSettings, size: int) -> LiveT
 
 
 def _sizes(text: str) -> list[int]:
-    if not all(part.isdigit() and int(part) > 1 for part in text.split(",")):
-        raise UserError(f"--lengths is {text!r}: give numbers of tokens such as 256,1024")
+    if not all(part.isdecimal() and 1 < int(part) <= _LONGEST for part in text.split(",")):
+        raise UserError(
+            f"--lengths is {text!r}: give numbers of tokens up to {_LONGEST}, such as 256,1024"
+        )
     return [int(part) for part in text.split(",")]
 
 

@@ -119,6 +119,8 @@ def speedup(
         raise UserError("give --alpha with --c or --overhead, or --benchmark, and not both")
     if benchmark is None:
         assert alpha is not None
+        if drafter is not None or target is not None:
+            raise UserError("--drafter and --target go with --benchmark: leave them out")
         typed = Typed(alpha, c, overhead, batch, flat, verify)
         found = [_typed(typed, gamma, overlap=overlap)]
     else:
@@ -126,7 +128,7 @@ def speedup(
             raise UserError(
                 "--benchmark has costs: leave out --c, --overhead, --batch, --flat and --verify"
             )
-        kept = Target.load(target, dtype=dtype.value, engine=engine) if target else None
+        kept = Target.load(target, dtype=dtype.value, engine=engine) if target is not None else None
         found = [
             {
                 "drafter": deal.name,
@@ -160,7 +162,7 @@ def train(
     length: Annotated[int, typer.Option(help="Tokens of a chat.")] = 2048,
     rows: Annotated[int, typer.Option(help="Answers that a copy writes at a time.")] = 128,
     target_bytes: Annotated[
-        float, typer.Option(help="Bytes of a value of the target: 2, or 1 in FP8.")
+        float, typer.Option(min=0.25, help="Bytes of a value of the target: 2, or 1 in FP8.")
     ] = 2.0,
     calibrate: Annotated[
         list[Path] | None, typer.Option(help="Runs of this machine; the first sets the rate.")
@@ -172,6 +174,7 @@ def train(
         raise UserError("give --target, such as llama-3.1-8b, or --calibrate with a run's folder")
     result: dict[str, Any] = {}
     console = _console()
+    runs, amount = [achieved(folder) for folder in calibrate or []], _tokens(tokens)
     if target:
         for name, value in (("gpus", gpus), ("length", length), ("rows", rows)):
             if value < 1:
@@ -185,7 +188,7 @@ def train(
             work=workload(method, settings.drafter, paper.shape, loss=settings.loss),
             device=accelerator(gpu),
             devices=gpus,
-            tokens=_tokens(tokens),
+            tokens=amount,
             epochs=settings.schedule.epochs or 1.0,
             batch_tokens=settings.data.batch_tokens,
             length=length,
@@ -200,8 +203,7 @@ def train(
                 console.print(one)
             assumed = [f"assumed: {line}" for line in result["plan"]["assumed"]]
             _print(console, [verdict(result["plan"], gpus), *assumed])
-    if calibrate:
-        runs = [achieved(folder) for folder in calibrate]
+    if runs:
         result["calibration"] = {"flops": runs[0].rate, "lines": compared(runs)}
         if not as_json:
             lines = result["calibration"]["lines"]

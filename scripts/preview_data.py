@@ -36,14 +36,17 @@ def preview_data(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[data.KEY=VALUE]...", help="As in training.")
     ] = None,
-    show: Annotated[int, typer.Option(help="Chats that are shown in colour.")] = 2,
-    table: Annotated[int, typer.Option("--positions", help="Positions shown one by one.")] = 12,
+    show: Annotated[int, typer.Option(min=0, help="Chats that are shown in colour.")] = 2,
+    table: Annotated[
+        int, typer.Option("--positions", min=0, help="Positions shown one by one.")
+    ] = 12,
     vocabularies: Annotated[
         str, typer.Option(help="Sizes of draft vocabularies to look at.")
     ] = "1024,2048,4096,8192,16384,32768",
-    gamma: Annotated[int, typer.Option(help="Chain that the ceiling on tau is for.")] = 4,
+    gamma: Annotated[int, typer.Option(min=1, help="Chain that the ceiling on tau is for.")] = 4,
 ) -> None:
     """Show the chats as they would be learned, what is dropped and why, and what ids cover."""
+    sizes = _sizes(vocabularies)
     given = [f"path={data}", *(_own(override) for override in overrides or [])]
     settings = with_stored_options(load(DataSettings, [], given))
     records = read_records(settings.path, settings.split)
@@ -59,7 +62,7 @@ def preview_data(
     screen.rule("all chats")
     for line in _summary(report, examples, settings):
         screen.print(line, markup=False)
-    screen.print(_covered(reader, examples, settings, _sizes(vocabularies), gamma))
+    screen.print(_covered(reader, examples, settings, sizes, gamma))
 
 
 def _own(override: str) -> str:

@@ -25,7 +25,7 @@ from drafters.growth import Static
 from drafters.growth.ranks import expected, search
 from drafters.sampling import Warp
 from drafters.target import Target
-from drafters.whole import write_text
+from drafters.whole import check_place, write_text
 from inference.prompts import first_turn_ids, read_prompts
 from inference.ranks import rank_accuracies
 from inference.spec import Spec
@@ -53,6 +53,8 @@ def search_tree(
     for name, value in (("nodes", nodes), ("ranks", ranks), ("max-new-tokens", max_new_tokens)):
         if value < 1:
             raise UserError(f"{name} is {value}: give 1 or more")
+    check_place(out, folder=False)
+    warp = Warp(temperature)
     spec, questions = Spec.parse(drafter), read_prompts(prompts, limit)
     decider = Target.load(target)
     guesser = spec.load(decider)
@@ -64,7 +66,7 @@ def search_tree(
             first_turn_ids(decider, questions),
             ranks,
             max_new_tokens=max_new_tokens,
-            warp=Warp(temperature),
+            warp=warp,
             seed=seed,
             each=lambda: bars.advance(task),
         )

@@ -34,7 +34,7 @@ from drafters.growth import Chain
 from drafters.settings import find_config
 from drafters.stored import StoredDrafter
 from drafters.target import Target
-from drafters.whole import write_text
+from drafters.whole import check_place, write_text
 from inference import generate
 from inference.prompts import first_turn_ids, read_prompts
 from inference.served import Job, run_engine
@@ -74,6 +74,8 @@ def serve_check(
     for name, value in (("limit", limit), ("gamma", gamma), ("max-new-tokens", max_new_tokens)):
         if value < 1:
             raise UserError(f"--{name} is {value}: give 1 or more")
+    if out is not None:
+        check_place(out, folder=False)
     stored = StoredDrafter.read(drafter)
     way = serving(engine.value, stored.family)
     questions = read_prompts(prompts or find_config("configs/prompts/demo.jsonl"), limit)

@@ -39,6 +39,8 @@ from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
 from drafters.target import Target
+from drafters.untrusted import LARGEST
+from drafters.whole import check_place
 from inference import report, tune_report
 from inference.bench import BenchSettings, contenders, measure, prefix_of, steps
 from inference.cost_store import CostStore
@@ -88,7 +90,7 @@ def tune(
     prompts: Annotated[Path, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")],
     drafter: Annotated[list[str], typer.Option(help="Folder or name; its shape is not used.")],
     limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(help="At most this many a prompt.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="At most this many a prompt.")] = 128,
     rows: Annotated[str, typer.Option(help="Batch sizes, such as 1,2,4,8,16.")] = "1",
     contexts: Annotated[str, typer.Option(help="Cached tokens that costs are timed over.")] = "200",
     temperatures: Annotated[str, typer.Option(help="Such as 0,0.7,1; 0 is greedy.")] = "0",
@@ -96,7 +98,7 @@ def tune(
     widths: Annotated[str, typer.Option(help="Nodes expanded a level; 0: chains only.")] = "3",
     samples: Annotated[int, typer.Option(help="How often every cost is timed.")] = 15,
     tries: Annotated[int, typer.Option("--try", help="Benchmark the best so many.")] = 0,
-    repeats: Annotated[int, typer.Option(help="Of the benchmark of --try.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Of the benchmark of --try.")] = 3,
     seed: Annotated[int, typer.Option(help="Of sampled outputs.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="What the target computes in.")] = Dtype.float32,
     device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
@@ -104,7 +106,7 @@ def tune(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Predict for a drafter on a device of its own.")
     ] = False,
-    top: Annotated[int, typer.Option(help="Shapes that the table shows of each load.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Shapes that the table shows of each load.")] = 5,
     out: Annotated[Path, typer.Option(help="Where tune.json goes.")] = Path("runs/tune"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print tune.json instead of the table.")
@@ -112,6 +114,7 @@ def tune(
     _plugin: Plugins = None,
 ) -> None:
     """Find the shape that a drafter should draft in on this machine, from measured costs."""
+    check_place(out, folder=True)
     specs = [Spec.parse(text) for text in drafter]
     counts, lengths = _whole("rows", rows, 1), _whole("contexts", contexts, 1)
     wide = tuple(width for width in _whole("widths", widths, 0) if width)
@@ -277,6 +280,8 @@ def _numbers(name: str, text: str) -> list[float]:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"{name} is {text!r}: give numbers with commas between") from None
+    if not all(abs(value) <= LARGEST for value in values):
+        raise UserError(f"{name} is {text}: give numbers up to {LARGEST}")
     if len(set(values)) < len(values):
         raise UserError(f"{name} is {text}: a number is given twice")
     return values

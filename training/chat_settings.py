@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drafters.errors import UserError
-from drafters.sampling import Warp
+from drafters.sampling import Warp, check_seed
 
 MOST_TURNS = 32  # each has its own random numbers
 
@@ -41,6 +41,7 @@ class ChatSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        check_seed(self.seed)
         if not self.temperatures:
             raise UserError("no temperatures were given: give such as 0,0.7")
         for temperature in self.temperatures:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from drafters.errors import UserError
+from drafters.untrusted import LARGEST
 
 # The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -72,9 +73,23 @@ def dressed(cli: typer.Typer) -> Any:
     for param in params:
         if isinstance(text := getattr(param, "help", None), str):
             param.help = escape(text)
+        param.callback = _bounded(param.callback)
         if type(param).__name__ == "TyperOption" and param.name in _GROUP_OF:
             param.rich_help_panel = _GROUP_OF[param.name]
     return command
+
+
+def _bounded(inner: Any) -> Any:
+    """Refuse what is no number, or larger than JSON holds exactly."""
+
+    def checked(context: Any, param: Any, value: Any) -> Any:
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, int | float) and not abs(one) <= LARGEST:
+                said = f"{one} is not a number up to {LARGEST}"
+                raise typer.BadParameter(said, ctx=context, param=param)
+        return value if inner is None else inner(context, param, value)
+
+    return checked
 
 
 def _typed(text: str) -> str:

@@ -12,8 +12,10 @@ from omegaconf import MISSING
 
 from drafters.errors import UserError
 from drafters.losses import LossSettings
+from drafters.sampling import check_seed
 
 SCHEMA_VERSION = 1
+_MOST_THREADS = 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -332,7 +334,9 @@ class TrainSettings:
                 "adapter.rank (of the target) and optim.lora_rank (of the drafter): give one"
             )
         _at_least(0, "save_times", self.save_times)
-        _at_least(0, "threads", self.threads)
+        if self.threads:
+            check_threads("threads", self.threads)
+        check_seed(self.seed)
 
 
 def seconds(text: str) -> float:
@@ -345,6 +349,16 @@ def seconds(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise UserError(f"schedule.time_budget is {text!r}: give a duration such as 90s, 12m or 2h")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def check_threads(name: str, value: int) -> None:
+    """Refuse a number of threads that no machine starts: torch crashes on a million.
+
+    Raises:
+        UserError: says which are allowed.
+    """
+    if not 1 <= value <= _MOST_THREADS:
+        raise UserError(f"{name} is {value}: give 1 to {_MOST_THREADS}")
 
 
 def _at_least(least: int, name: str, value: int) -> None:

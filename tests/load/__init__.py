@@ -2,5 +2,5 @@
 
 python -m tests.load --seconds 600 --rows 64              # a tiny random target
 python -m tests.load --seconds 600 --rows 16 --target T   # a real one
-python -m tests.load --tokens 8000                        # one long generation
+python -m tests.load --tokens 8000 --target T              # one long generation, and plain
 """
