@@ -10,18 +10,29 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import gc
 import random
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import settings
 
-from drafters.registry import methods
+# Whatever takes seconds to import is imported where it is used: with -n, the process that only
+# hands the tests out starts its workers at once.
 
-settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None)
-settings.load_profile("ci")
+
+def pytest_collection(session: pytest.Session) -> None:
+    if session.config.getoption("dist", "no") != "no":
+        return
+    from hypothesis import settings
+
+    settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None)
+    settings.load_profile("ci")
+    gc.disable()  # what is imported stays: looking through it again and again takes seconds
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 # One without drafts, one that copies, one that is trained; of the others the parametrised tests are
@@ -32,6 +43,10 @@ QUICK_FAMILIES = {"none", "ngram", "medusa"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    from drafters.registry import methods
+
     families = set(methods())
     for item in items:
         if item.path.parent.name in SLOW_FOLDERS:
@@ -50,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
+    import torch
+
     # Tiny tensors lose time to threads, and sums in one order are equal bit for bit.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -59,6 +76,9 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from drafters.base import Drafter
 from drafters.growth import Chain
 from drafters.registry import build_drafter
 from drafters.target import Target
 from inference import generate
+from tests.folders import letters
 from tests.tiny import prompts_of, tiny_target
 from tests.unit.test_every_drafter import NAMES
 from tests.unit.test_every_drafter import make as make_drafter
@@ -17,7 +19,14 @@ GAMMA = 6
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target()
+    target = tiny_target()
+    target.tokenizer = letters()
+    return target
+
+
+@pytest.fixture(scope="module")
+def drafters(target: Target) -> list[Drafter]:
+    return [make_drafter(name, target) for name in NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +51,18 @@ def hf_with_end(target: Target, end: int) -> list[int]:
 
 # the prefill's token, third in a block, last draft, bonus
 @pytest.mark.parametrize("place", [0, 3, GAMMA, GAMMA + 1])
-def test_a07_ends_at_the_same_index(target: Target, plain: list[int], place: int) -> None:
+def test_a07_ends_at_the_same_index(
+    target: Target, plain: list[int], drafters: list[Drafter], place: int
+) -> None:
     end = plain[place]
     truth = hf_with_end(target, end)
     assert truth == plain[: place + 1]
-    for name in NAMES:
-        drafter = make_drafter(name, target)
+    for drafter in drafters:
         (output,) = generate(
             target, drafter, [PROMPT], growth=Chain(3), max_new_tokens=24, eos_ids=[end]
         )
-        assert output.ids == truth
-        assert output.finish_reason == "stop"
+        assert output.ids == truth, drafter.name
+        assert output.finish_reason == "stop", drafter.name
     itself = build_drafter("draft_model", {"model": target}, target.shape)
     (output,) = generate(
         target, itself, [PROMPT], growth=Chain(GAMMA), max_new_tokens=24, eos_ids=[end]

@@ -42,43 +42,46 @@ def relative(file: Path) -> str:
 
 
 @cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+def nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
 
 
-def imports(file: Path) -> Iterator[str]:
-    for node in ast.walk(parsed(file)):
+@cache
+def imports(file: Path) -> list[str]:
+    found = []
+    for node in nodes(file):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{relative(file)}:{node.lineno}: relative import"
             assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
 def test_there_is_something_to_read() -> None:
     assert all(sources(layer) for layer in LAYERS)
 
 
-@pytest.mark.parametrize("file", sources(*LAYERS), ids=relative)
-def test_imports_point_down(file: Path) -> None:
-    layer = relative(file).split("/")[0]
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_down(layer: str) -> None:
     above = set(LAYERS[LAYERS.index(layer) + 1 :]) | {"tests"}
     if layer != "scripts":
         above.add("console")
-    for name in imports(file):
-        top = name.split(".")[0]
-        assert top not in above, f"{relative(file)} imports {name} from a layer above"
-        assert top not in BANNED.get(layer, set()), f"{relative(file)} imports {name}"
+    wrong = above | BANNED.get(layer, set())
+    assert [
+        f"{relative(file)} imports {name}"
+        for file in sources(layer)
+        for name in imports(file)
+        if name.split(".")[0] in wrong
+    ] == []
 
 
-@pytest.mark.parametrize("file", sources("training", "inference", "scripts"), ids=relative)
-def test_no_file_hides_another_module(file: Path) -> None:
+def test_no_file_hides_another_module() -> None:
     # `python training/train_x.py` puts the script's own folder first on sys.path.
-    installed = set(providers()) - OURS
-    assert file.stem not in sys.stdlib_module_names
-    assert file.stem not in installed
+    known = (set(providers()) - OURS) | sys.stdlib_module_names
+    files = sources("training", "inference", "scripts")
+    assert [relative(file) for file in files if file.stem in known] == []
 
 
 @cache
@@ -93,16 +96,19 @@ def declared() -> set[str]:
     return {re.match(r"[\w-]+", line)[0].lower().replace("_", "-") for line in lines}
 
 
-@pytest.mark.parametrize("file", sources(*LAYERS), ids=relative)
-def test_what_is_imported_is_declared(file: Path) -> None:
-    ours = OURS | set(sys.stdlib_module_names)
-    for name in imports(file):
-        top = name.split(".")[0]
-        if top not in ours:
-            found = {provider.lower().replace("_", "-") for provider in providers()[top]}
-            assert found & declared(), (
-                f"{relative(file)} imports {name}; declare it in pyproject.toml"
-            )
+def is_declared(module: str) -> bool:
+    return not declared().isdisjoint(p.lower().replace("_", "-") for p in providers()[module])
+
+
+def test_what_is_imported_is_declared() -> None:
+    ours = OURS | sys.stdlib_module_names
+    undeclared = [
+        f"{relative(file)} imports {name}; declare it in pyproject.toml"
+        for file in sources(*LAYERS)
+        for name in imports(file)
+        if (top := name.split(".")[0]) not in ours and not is_declared(top)
+    ]
+    assert undeclared == []
 
 
 def methods() -> list[str]:
@@ -116,19 +122,19 @@ def engine_files() -> list[Path]:
     return [file for file in files if not relative(file).startswith(outside)]
 
 
-def docstrings(tree: ast.AST) -> set[int]:
+def docstrings(file: Path) -> set[int]:
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(file):
         if isinstance(node, holders) and ast.get_docstring(node, clean=False) is not None:
             found.add(id(node.body[0].value))
     return found
 
 
-def words(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
+def words(file: Path) -> Iterator[tuple[int, str, bool]]:
     """Yield line, text and whether it is a string, for all identifiers and strings of code."""
-    skip = docstrings(tree)
-    for node in ast.walk(tree):
+    skip = docstrings(file)
+    for node in nodes(file):
         if id(node) in skip:
             continue
         line = getattr(node, "lineno", 0)
@@ -140,7 +146,8 @@ def words(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
                 yield line, value, False
 
 
-def named(text: str, is_string: bool, names: list[str]) -> list[str]:
+@cache
+def named(text: str, is_string: bool, names: tuple[str, ...]) -> list[str]:
     if is_string and text in names:
         return [text]
     parts = set(re.findall(r"[a-z]+|[A-Z][a-z]*|[A-Z]+|\d+", text.replace("_", " ")))
@@ -148,12 +155,12 @@ def named(text: str, is_string: bool, names: list[str]) -> list[str]:
     return [name for name in names if name in letters and name not in EVERYDAY]
 
 
-@pytest.mark.parametrize("file", engine_files(), ids=relative)
-def test_no_method_is_named_outside_its_file(file: Path) -> None:
-    names = methods()
+def test_no_method_is_named_outside_its_file() -> None:
+    names = tuple(methods())
     leaks = [
         f"{relative(file)}:{line}: {text!r} names {found}"
-        for line, text, is_string in words(parsed(file))
+        for file in engine_files()
+        for line, text, is_string in words(file)
         if (found := named(text, is_string, names)) and (relative(file), text) not in FOREIGN
     ]
     assert leaks == []
@@ -173,4 +180,4 @@ def test_no_method_is_named_outside_its_file(file: Path) -> None:
     ],
 )
 def test_names_are_found(text: str, is_string: bool, found: list[str]) -> None:
-    assert named(text, is_string, ["eagle", "suffix"]) == found
+    assert named(text, is_string, ("eagle", "suffix")) == found

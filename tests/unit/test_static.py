@@ -1,5 +1,7 @@
 """The lean forward at fixed shapes equals the lean forward, and touches nothing it should not."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ FEATURES = Features((1,), last=True)
 FORK = TokenTree.from_paths(3, [[1, 2], [4, 5, 6], [7]])
 
 
+@cache
 def pair(family: str) -> tuple[Target, Target]:
     fast, static = (tiny_target(family, engine=e, **FAMILIES[family]) for e in ("fast", "static"))
     assert (fast.engine, static.engine) == ("fast", "static")
