@@ -102,7 +102,7 @@ class Laws:
     @property
     def broken(self) -> Tensor:
         """Tell which laws [R] are none: those of logits that were not finite are NaN throughout."""
-        return self.probs[:, 0].isnan()
+        return self.probs[..., 0].isnan()
 
     def law(self, index: int) -> Law:
         """Return law `index` of R."""

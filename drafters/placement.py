@@ -266,16 +266,14 @@ def _place_rows(
     offset[real] = torch.cat([block.offset for block in blocks if block is not None])
     position = lengths[:, None] + offset
     columns = lengths[:, None] + torch.arange(width)
-    grid = None if bool(real.all()) else real.view(-1).nonzero().squeeze(-1)
+    grid = None if bool(real.all()) else real.flatten().nonzero().flatten()
     positions = position.view(-1) if grid is None else position.view(-1)[grid]
     hidden = _hidden(blocks, lengths, columns, span)
     query_position = position.to(device)
-    cells = _cells(columns, rows, grid, masks)
-    one = isinstance(cells, slice)  # a single row's
-    flat = torch.arange(cells.start, cells.stop, device=device) if one else cells
+    first = torch.arange(rows.start, rows.stop) * masks.capacity
     return Placement(
         rows=rows,
-        cells=cells,
+        cells=_cells(columns, first, grid, device),
         positions=positions.to(device),
         grid=None if grid is None else grid.to(device),
         width=width,
@@ -284,18 +282,18 @@ def _place_rows(
         query_position=query_position,
         counts=counts,
         guessed=(columns.clamp_max(span).to(device), query_position),
-        starts=flat - flat % masks.capacity if width == 1 else None,
+        starts=(first if grid is None else first[grid]).to(device) if width == 1 else None,
     )
 
 
-def _cells(columns: Tensor, rows: slice, grid: Tensor | None, masks: ChainMasks) -> Tensor | slice:
-    """Return the flat cells of columns [R, n]: one run for a single row."""
-    if len(columns) == 1:
-        start = rows.start * masks.capacity + int(columns[0, 0])
-        return slice(start, start + columns.shape[1])
-    first = torch.arange(rows.start, rows.stop)[:, None] * masks.capacity
-    cells = (first + columns).view(-1)
-    return (cells if grid is None else cells[grid]).to(masks.device)
+def _cells(
+    columns: Tensor, first: Tensor, grid: Tensor | None, device: torch.device
+) -> Tensor | slice:
+    """Return the flat cells of columns [R, n] of rows that begin at `first`: a run for one row."""
+    cells = (first[:, None] + columns).flatten()
+    if len(first) == 1:
+        return slice(int(cells[0]), int(cells[0]) + len(cells))
+    return (cells if grid is None else cells[grid]).to(device)
 
 
 def _hidden(

@@ -152,7 +152,7 @@ def _place(weights: Tensor, share: Tensor) -> int:
     In two steps, blocks first: a running sum over a whole vocabulary takes ten times as long.
     """
     blocks = F.pad(weights, (0, -len(weights) % _BLOCK)).view(-1, _BLOCK)
-    ends = blocks.sum(-1).double().cumsum(0)
+    ends = blocks.sum(1).double().cumsum(0)
     point = share * ends[-1]
     block = int(torch.searchsorted(ends, point, right=True))
     if block:

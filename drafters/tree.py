@@ -167,7 +167,7 @@ class TokenTree:
 
     def limit(self, depth: int) -> "TokenTree":
         """Return the tree without nodes deeper than `depth`: a cut that looks at no token."""
-        return self.keep((self.depth <= depth).nonzero().squeeze(-1).tolist())
+        return self.keep((self.depth <= depth).nonzero().flatten().tolist())
 
     def keep(self, nodes: Sequence[int]) -> "TokenTree":
         """Return the tree of these nodes: ascending, the root and every node's parent among them.

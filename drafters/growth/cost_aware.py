@@ -14,6 +14,7 @@ et al. 2024), with measured costs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NoReturn
 
 import torch
@@ -87,10 +88,7 @@ class CostAware:
         Raises:
             UserError: always.
         """
-        raise UserError(
-            "growth cost_aware decides by measured costs and got none: give "
-            "CostAware(...).priced(prices); inference.pricing.priced measures them"
-        )
+        _refuse()
 
     def observe(self, commits: Sequence[Commit | None]) -> None:
         """Learn nothing: `priced` does."""
@@ -99,15 +97,22 @@ class CostAware:
         self, roots: Sequence[int], guesser: Guesser, warp: Warp, coins: Sequence[Coin]
     ) -> list[TokenTree]:
         """Refuse: costs are needed; see `start`."""
-        self.start(len(roots))
+        _refuse()
 
     def member(self, index: int, rows: int) -> NoReturn:
         """Refuse: costs are needed; see `start`."""
-        self.start(rows)
+        _refuse()
 
     def budget(self, survivals: Sequence[float]) -> int:
         """Refuse: costs are needed; see `start`."""
-        self.start(1)
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise UserError(
+        "growth cost_aware decides by measured costs and got none: give "
+        "CostAware(...).priced(prices); inference.pricing.priced measures them"
+    )
 
 
 class CostAwareGrowth:
@@ -119,11 +124,12 @@ class CostAwareGrowth:
         members: of a joint drafter's, each alone.
     """
 
+    _drafted: int  # levels of the round under way, once its trees are grown
+
     def __init__(self, limits: CostAware, prices: Prices, members: Sequence[Prices] = ()) -> None:
         """Start without history."""
         self.limits, self.prices, self.members = limits, prices, members
         self.ledger = Ledger(prices, limits.depth)
-        self._drafted = 0  # levels of the round under way
         self._trees: list[TokenTree] = []  # of the round under way
 
     def __repr__(self) -> str:
@@ -176,9 +182,8 @@ class CostAwareGrowth:
         """Count what a round accepted."""
         judged = [c for c in commits if c is not None and c.tree is not None]
         if judged:
-            levels = self.levels
-            reaches = [self._reach(c.tree) for c in judged if c.tree is not None] if levels else []
-            self.ledger.observe(judged, levels, reaches)
+            reaches = [self._reach(c.tree) for c in judged if c.tree is not None]
+            self.ledger.observe(judged, self.levels, reaches)
 
     def _reach(self, tree: TokenTree) -> int:
         """Return the levels drafted for a row; the tree's own if it was cut or not grown here."""
@@ -201,7 +206,7 @@ class CostAwareGrowth:
         """Grow trees of point masses and cut them to the nodes that pay."""
         rows = [ScoredRow(root) for root in roots]
         logits, trial = guesser.root_logits()[:, None], self.ledger.asleep
-        for level in range(1, 2 if trial else self.depth + 1):
+        for level in count(1):
             self._drafted = level
             self._add(rows, level, logits, guesser)
             if level == self.depth or trial:
@@ -254,11 +259,11 @@ class CostAwareGrowth:
     ) -> list[TokenTree]:
         """Grow drawn chains: whether a token is submitted is settled before it is drawn."""
         rows = [DrawnRow(root) for root in roots]
-        trial = self.ledger.asleep
+        trial, deepest = self.ledger.asleep, min(self.depth, self.nodes)
         logits = guesser.root_logits()
         straight = torch.zeros(len(rows), 1, dtype=torch.int64, device=logits.device)
         nodes = 0.0
-        for level in range(1, 2 if trial else min(self.depth, self.nodes) + 1):
+        for level in count(1):
             self._drafted = level
             laws = drawable(warp, logits, guesser.ids)
             sure = chances(guesser)
@@ -271,8 +276,10 @@ class CostAwareGrowth:
                 if row.open:
                     nodes += 1 / len(rows)
                     row.add(coins[place].draw(laws.law(place)), survival, mode, laws.probs[place])
+            if level == deepest or trial:
+                break
             reached = sum(row.survival for row in rows if row.open) / len(rows)
-            if level == self.depth or self.ledger.promise(reached, level, nodes)[0] <= 0:
+            if self.ledger.promise(reached, level, nodes)[0] <= 0:
                 break
             newest = torch.tensor([[row.last] for row in rows], device=logits.device)
             logits = guesser.step(Frontier(newest, straight, level))[:, 0]

@@ -106,7 +106,7 @@ class Static(FixedShape):
             above, rank = torch.tensor((level.above, level.rank), device=logits.device)
             nodes = above * width + rank
             if sampled:
-                probs = drawable(warp, logits.flatten(0, 1)).probs.view(logits.shape)
+                probs = drawable(warp, logits).probs
                 choice = torch.stack(
                     [coin.draw_distinct(probs[i], width) for i, coin in enumerate(coins)]
                 )
@@ -116,7 +116,7 @@ class Static(FixedShape):
             tokens = target_ids(choice, guesser.ids).flatten(1)[:, nodes]
             columns.append(tokens)
             if depth < self.depth:
-                kept = torch.tensor(level.expanded, device=logits.device)
+                kept = list(level.expanded)
                 frontier = Frontier(tokens[:, kept], above[kept].expand(len(roots), -1), depth)
                 logits = guesser.step(frontier)
         tokens, parent = torch.cat(columns, 1).cpu(), self.parents()

@@ -33,23 +33,24 @@ def main(named: list[str]) -> int:
     tests = dict.fromkeys(test for name in named for test in PROOFS[_file(name)])
     files = [f"tests/{folder}/test_{test}.py" for folder, test in (x.split("/") for x in tests)]
     mutants = [mutant for name in named for mutant in _mutants(name)]
-    judged, survivors = Counter[str](), Counter[str]()
+    expected = Counter(mutant.file for mutant in mutants)
+    judged, survived = Counter[str](), Counter[str]()
 
     def told(mutant: Mutant, killer: str | None) -> None:
-        judged[mutant.file] += 1
-        if killer is None:
-            survivors[mutant.file] += 1
-            print(f"survived: {mutant}", flush=True)
-        elif "::" not in killer:
-            print(f"{killer}: {mutant}", flush=True)
+        file = mutant.file
+        judged[file] += 1
+        survived[file] += killer is None
+        if killer is None or "::" not in killer:  # no test, or what ended the process
+            print(f"{killer or 'survived'}: {mutant}", flush=True)
+        if judged[file] == expected[file]:
+            share = 1 - survived[file] / judged[file]
+            print(f"{file}: {judged[file]} mutants, {survived[file]} survived, {share:.1%} killed")
 
     with tempfile.TemporaryDirectory() as folder:
         options = ["-qq", "-s", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
+        options += ["--tb=native", "--assert=plain"]  # nobody reads why a test fails
         pytest.main([*options, *files], plugins=[Judge(mutants, told)])
-    for file, count in judged.items():
-        left = survivors[file]
-        print(f"{file}: {count} mutants, {left} survived, {1 - left / count:.1%} killed")
-    return int(not judged or bool(survivors))
+    return int(judged != expected or survived.total() > 0)
 
 
 def _file(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -66,28 +66,28 @@ class Mutant:
 
     def apply(self) -> None:
         """Give the function of this process the changed code."""
-        module = importlib.import_module(self.module)
-        changed: dict[str, Any] = {"__name__": self.module, "__package__": module.__package__}
-        change = self.change
-        whole = deep_replace(self.parsed, change.original_node, change.mutated_node)
-        exec(compile(cast(cst.Module, whole).code, self.file, "exec"), changed)
-        names = self.function.split(".")
-        own, cleared = _function(vars(module), names)
-        new, _ = _function(changed, names)
-        own.__code__, own.__defaults__ = new.__code__, new.__defaults__
-        own.__kwdefaults__ = new.__kwdefaults__
-        cleared()
+        space, names = vars(importlib.import_module(self.module)), self.function.split(".")
+        change, outer = self.change, self.change.contained_by_top_level_function
+        new = deep_replace(outer, change.original_node, change.mutated_node)
+        bare = cast(cst.FunctionDef, new).with_changes(decorators=(), leading_lines=())
+        made: dict[str, Any] = {}
+        exec(compile(self.parsed.code_for_node(bare), self.file, "exec"), space, made)
+        changed = cast(FunctionType, made[names[-1]])
+        own = _plain(space, names)
+        own.__code__, own.__defaults__ = changed.__code__, changed.__defaults__
+        own.__kwdefaults__ = changed.__kwdefaults__
 
 
-def _function(space: dict[str, Any], names: list[str]) -> tuple[FunctionType, Callable[[], None]]:
-    """Return the plain function behind a name, and what empties its cache."""
+def _plain(space: dict[str, Any], names: list[str]) -> FunctionType:
+    """Return the plain function behind a name; what it has kept is thrown away."""
     found = space[names[0]]
     for name in names[1:]:
         found = vars(found)[name]
-    cleared = getattr(found, "cache_clear", lambda: None)
+    if hasattr(found, "cache_clear"):
+        found.cache_clear()
     for inner in ("__wrapped__", "__func__", "fget", "func"):
         found = getattr(found, inner, None) or found
-    return cast(FunctionType, found), cleared
+    return cast(FunctionType, found)
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:

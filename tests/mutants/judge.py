@@ -1,5 +1,6 @@
 """Which test fails on a mutant: each runs in a fork of the process that collected the tests."""
 
+import gc
 import os
 import pickle
 import resource
@@ -50,6 +51,7 @@ class Judge:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Judge all mutants."""
         items = session.items
+        gc.freeze()  # a fork that collects would copy every page
         start = time.monotonic()
         reaches = cast(list[Reach], _forked(lambda: [*map(self._reach, items)]))
         for item, reach in zip(items, reaches, strict=True):
@@ -57,10 +59,6 @@ class Judge:
                 print(f"left out, it fails without a change: {item.nodeid}", flush=True)
         spent = sum(reach.seconds for reach in reaches)
         print(f"{len(items)} tests, {spent:.0f} s, {time.monotonic() - start:.0f} s", flush=True)
-        for reach, item in sorted(zip(reaches, items, strict=True), key=lambda x: -x[0].seconds)[
-            :12
-        ]:
-            print(f"  {reach.seconds:.1f} {item.nodeid}")
         for mutant in self.mutants:
             self.told(mutant, self._judged(mutant, items, reaches))
         return True
@@ -91,6 +89,8 @@ class Judge:
         reach.failed = _fails(item)
         sys.settrace(None)
         reach.seconds = time.process_time() - start
+        if hasattr(getattr(item, "obj", None), "hypothesis"):
+            reach.seconds *= 10  # what fails is run again and again, for a smaller example
         return reach
 
     def _chosen(self, mutant: Mutant, reaches: list[Reach]) -> list[int]:

@@ -113,6 +113,9 @@ def test_nothing_is_asked_below_nodes_that_cannot_win() -> None:
     (tree,) = grow(BestFirst(3, 4), guesser)
     assert tree.token_list == [0, 0, 0, 0]
     assert [frontier.tokens.tolist() for frontier in guesser.frontiers] == [[[0, 1]], [[0]]]
+    guesser = Markov([0, 1], [steep])  # as many of each row, not of all
+    grow(BestFirst(3, 4), guesser)
+    assert [frontier.tokens.tolist() for frontier in guesser.frontiers] == [[[0, 1]] * 2, [[0]] * 2]
 
 
 def test_it_is_the_widest_dynamic_tree() -> None:

@@ -1,6 +1,6 @@
 """Cost-aware growth: nodes that pay, none that do not, and nothing done while it sleeps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -175,8 +175,111 @@ def test_options_and_refusals() -> None:
     for options in ({"nodes": 0}, {"width": 0}, {"depth": 0}, {"draft": "both"}, {"prices": 1}):
         with pytest.raises(UserError):
             build_growth("cost_aware", options)
-    with pytest.raises(UserError, match="decides by measured costs and got none"):
-        limits.start(1)
+    guesser = Markov([0], [table(3)])
+    refused: list[Callable[[], object]] = [
+        lambda: limits.start(1),
+        lambda: limits.member(0, 1),
+        lambda: limits.budget([0.5]),
+        lambda: limits.grow([0], guesser, Warp(), coins(1)),
+    ]
+    for asked in refused:
+        with pytest.raises(UserError) as raised:
+            asked()
+        assert str(raised.value) == (
+            "growth cost_aware decides by measured costs and got none: give "
+            "CostAware(...).priced(prices); inference.pricing.priced measures them"
+        )
+    limits.observe([])
+
+
+def asleep(growth: CostAwareGrowth) -> CostAwareGrowth:
+    growth.ledger.asleep = True
+    return growth
+
+
+@pytest.mark.parametrize("draft", ["argmax", "sampled"])
+def test_a_trial_drafts_one_level_and_one_node_at_least(draft: str) -> None:
+    logits = laws([0.4, 0.3, 0.3], [0.4, 0.3, 0.3], [0.4, 0.3, 0.3])
+    for prices in (DEAR, FREE):
+        growth = asleep(CostAware(6, 1, 4, draft).priced(prices))
+        guesser = Markov([0, 1], [logits])
+        assert [tree.drafted for tree in grow(growth, guesser, Warp(1.0))] == [1, 1]
+        assert guesser.frontiers == []
+
+
+def test_a_trial_keeps_all_that_pays() -> None:
+    logits = laws([0.4, 0.3, 0.3], [0.4, 0.3, 0.3], [0.4, 0.3, 0.3])
+    (tree,) = grow(asleep(CostAware(6, 3, 4).priced(FREE)), Markov([0], [logits]))
+    assert tree.token_list == [0, 0, 1, 2]
+    dear = asleep(CostAware(6, 3, 4).priced(DEAR))
+    (tree,) = grow(dear, Markov([0], [logits]))
+    assert tree.token_list == [0, 0]
+    assert (dear.budget([0.4]), dear.budget([])) == (1, 1)
+    assert asleep(CostAware(6, 3, 4).priced(FREE)).budget([0.4, 0.3]) == 2
+
+
+def test_a_budget_is_what_is_worth_it() -> None:
+    growth = CostAware(8, 1, 4).priced(STEPS)
+    assert growth.budget([0.5, 0.5, 0.5, 0.5, 0.2]) == 4
+    assert growth.budget([0.5, 0.5, 0.5, 0.5, 0.3]) == 5
+    assert CostAware().priced(DEAR).budget([0.5]) == 0
+
+
+@pytest.mark.parametrize("draft", ["argmax", "sampled"])
+def test_a_level_that_would_only_just_pay_is_not_drafted(draft: str) -> None:
+    """A certain first draft; the second level promises a half and costs it."""
+    sure = torch.full((3, 3), -torch.inf).fill_diagonal_(0.0)
+    for cost, levels in ((0.5, 1), (0.49, 2)):
+        guesser = Markov([0, 1], [sure])
+        growth = CostAware(4, 1, 2, draft).priced(Prices(((1, 1.0),), level=cost))
+        trees = grow(growth, guesser, Warp(1.0))
+        assert [tree.drafted for tree in trees] == [levels] * 2
+        assert len(guesser.frontiers) == levels - 1
+
+
+@pytest.mark.parametrize("draft", ["argmax", "sampled"])
+def test_no_row_has_more_nodes_than_it_may(draft: str) -> None:
+    guesser = Markov([0, 3], [table(6)])
+    trees = grow(CostAware(2, 1, 5, draft).priced(FREE), guesser, Warp(1.0))
+    assert [tree.drafted for tree in trees] == [2, 2]
+    assert len(guesser.frontiers) == (4 if draft == "argmax" else 1)
+    assert CostAware(2, 1, 5).priced(FREE).levels == 2
+    assert CostAware(7, 1, 5).priced(FREE).levels == 5
+
+
+def test_a_growth_and_its_members_start_without_history() -> None:
+    members = (DEAR, STEPS)
+    growth = CostAware(4, 1, 3).priced(FREE, members)
+    assert repr(growth) == ("CostAwareGrowth(CostAware(nodes=4, width=1, depth=3, draft='argmax'))")
+    again = growth.start(2)
+    assert again is not growth
+    assert again.ledger is not growth.ledger
+    assert (again.limits, again.prices, again.members) == (growth.limits, FREE, members)
+    member = growth.member(1, 2)
+    assert (member.limits, member.prices, member.members) == (growth.limits, STEPS, ())
+    assert CostAware(4, 1, 3).priced(FREE).member(1, 2).prices is FREE
+    assert growth.ledger.depth == 3
+
+
+def test_what_was_not_judged_is_not_counted() -> None:
+    growth = CostAware(4, 1, 3).priced(FREE)
+    before = growth.ledger.promise()
+    growth.observe([None, Commit(torch.tensor([1]), 2, emitted=(2,))])
+    assert (growth.ledger.promise(), growth.ledger.rate) == (before, 1.0)
+    tree = TokenTree.chain([0, 1])
+    growth.observe([None, Commit(tree.tokens, 2, tree=tree, emitted=(1, 2), path=(0, 1))])
+    assert growth.ledger.promise() > before
+
+
+def test_levels_are_judged_as_far_as_they_were_drafted() -> None:
+    """Two levels are drafted and one node is kept: the second level was missed if one is right."""
+    logits = laws([0.1, 0.9], [0.5, 0.5])
+    growth = CostAware(1, 1, 2).priced(FREE)
+    (tree,) = grow(growth, Markov([0], [logits]))
+    assert tree.token_list == [0, 1]
+    growth.observe([Commit(tree.tokens, 0, tree=tree, emitted=(1, 0), path=(0, 1))])
+    # accepted, then missed: (1 + 2 * .5) / 3 and (0 + 2 * 2/3) / 3
+    assert growth.ledger.promise()[0] == pytest.approx(2 / 3 + 2 / 3 * 4 / 9)
 
 
 def test_a_tree_that_was_cut_is_judged_as_far_as_it_went() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from drafters.errors import UserError
 from drafters.frontier import Frontier
@@ -147,7 +148,12 @@ def test_sampled_drafting_at_temperature_0_is_argmax(growth: Growth) -> None:
 
 
 @pytest.mark.parametrize(
-    "growth", [Chain(3), Chain(3, "sampled"), Static((2, 2)), Static((2, 2), "sampled")]
+    "growth",
+    [
+        *(Chain(3), Chain(3, "sampled"), Static((2, 2)), Static((2, 2), "sampled")),
+        *(Dynamic(8, 3, 3), BestFirst(8, 3)),
+    ],
+    ids=str,
 )
 def test_reduced_vocabularies_come_back_as_target_ids(growth: Growth) -> None:
     ids = torch.tensor([4, 7, 9])
@@ -393,6 +399,8 @@ def test_drafts_of_states_that_overflowed_are_drawn_uniformly() -> None:
     assert laws.probs[1].tolist() == [pytest.approx(1 / 3)] * 3
     assert laws.ids.tolist() == [4, 5, 7]
     assert drawable(Warp(1.0), logits).ids is None
+    both = drawable(Warp(1.0), torch.stack((logits, logits.flip(0))))  # more axes
+    assert torch.equal(both.probs, torch.stack((laws.probs, laws.probs.flip(0))))
 
 
 @pytest.mark.parametrize(
@@ -444,10 +452,12 @@ def test_confidences_fall_into_bins() -> None:
 
 
 class Elsewhere(TorchFunctionMode):
-    """A device without data, of which every number that is read is 0."""
+    """A device without data: every number that is read is 0, and nothing is mixed with others."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         read = getattr(func, "__name__", "") in ("cpu", "tolist", "__int__", "__bool__")
+        tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor) and x.ndim]
+        assert func is Tensor.__getitem__ or len({x.device for x in tensors}) <= 1, func
         if read and args[0].is_meta:
             args = (torch.zeros_like(args[0], device="cpu"), *args[1:])
         return func(*args, **(kwargs or {}))

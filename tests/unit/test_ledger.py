@@ -1,5 +1,7 @@
 """The marginal rule: scripted prices and acceptance, exact decisions."""
 
+import math
+
 import pytest
 import torch
 
@@ -189,3 +191,75 @@ def test_a_row_that_ends_judges_what_it_reached() -> None:
         survival *= alpha
         total += survival
     assert ledger.promise() == (pytest.approx(total), 4)
+
+
+def test_what_only_just_breaks_even_is_left_out() -> None:
+    assert Ledger(Prices(((1, 1.0),), first=0.25, level=0.25), 2).promise() == (0.25, 1)
+    assert Ledger(STEPS, 4).worth([0.5, 0.5, 0.5, 0.5, 0.25], 1) == 4
+    line = Ledger(Prices(((1, 1.0), (2, 1.5), (3, 2.0))), 1)
+    assert not line.pays(0.5, 1, 0.0, 1)
+    assert line.pays(0.51, 1, 0.0, 1)
+    # of two rows one node costs half as much a row, and both rows' time
+    assert not line.pays(0.5, 1, 0.5, 2)
+    assert line.pays(0.51, 1, 0.5, 2)
+
+
+def test_no_level_left_promises_less_than_nothing() -> None:
+    ledger = Ledger(FREE, 2)
+    assert ledger.promise(1.0, above=2, nodes=2) == (-math.inf, 2)
+    assert ledger.promise(1.0, above=1, nodes=2) == (0.5, 2)
+
+
+def test_a_round_earns_its_tokens_in_its_time() -> None:
+    """Two rows of 3 and 1 tokens, two levels and one and a half nodes a row in the mean."""
+    ledger = Ledger(Prices(((1, 1.0), (9, 2.0)), first=0.5, level=0.25), 3)
+    ledger.observe([commit([0, 1, 2], 2), commit([0, 1], 0)], 2, [2, 1])
+    time = 1.0 + 1.5 / 8 + 0.5 + 0.25
+    assert ledger.rate == pytest.approx((KEEP + 2) / (KEEP + time))
+    ledger.observe([commit([0], 0)], 0, [0])
+    assert ledger.rate == pytest.approx((KEEP * (KEEP + 2) + 1) / (KEEP * (KEEP + time) + 1))
+
+
+def test_wide_levels_promise_with_what_they_cost() -> None:
+    """Two nodes at level 1 and none at level 2: sizes 4/3 and 2/3 in the mean."""
+    ledger = Ledger(Prices(((1, 1.0), (9, 2.0))), 2)
+    tree = TokenTree(torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0]))
+    seen = Commit(tree.tokens[:2], 7, tree=tree, emitted=(1, 7), path=(0, 1))
+    ledger.observe([seen], 2, [2])
+    rate = (KEEP + 2) / (KEEP + 1.25)
+    one, two = 2 / 3, 2 / 3 * 4 / 9
+    assert ledger.rate == pytest.approx(rate)
+    assert ledger.promise() == (pytest.approx(one + two - rate * 2 / 8), 2)
+    assert ledger.promise(1.0, 1, 1.0) == (pytest.approx(4 / 9 - rate * 2 / 3 / 8), 2)
+
+
+def rested(plan: float, *, asleep: bool = False, accepted: bool = False, gap: int = 16) -> Ledger:
+    """Let a ledger decide over its rest when the coming round promises so much."""
+    ledger = Ledger(FREE, 2)
+    ledger._plan, ledger.asleep, ledger._gap, ledger._wait = (plan, 1), asleep, gap, 5
+    ledger._rest(accepted)
+    return ledger
+
+
+def test_it_falls_asleep_below_nothing_and_wakes_above_the_margin() -> None:
+    assert not rested(0.0).asleep
+    assert rested(-1e-9).asleep
+    assert rested(0.03, asleep=True).asleep
+    assert not rested(0.031, asleep=True).asleep
+
+
+def test_trials_come_again_at_once_or_twice_as_late() -> None:
+    assert (rested(-1.0)._gap, rested(-1.0)._wait) == (16, 16)
+    late = rested(-1.0, asleep=True, gap=32)
+    assert (late._gap, late._wait, late.levels) == (64, 64, 0)
+    latest = rested(-1.0, asleep=True, gap=256)
+    assert (latest._gap, latest._wait) == (256, 256)
+    soon = rested(-1.0, asleep=True, accepted=True, gap=64)
+    assert (soon._gap, soon._wait, soon.levels) == (64, 0, 1)
+
+
+def test_hope_is_what_a_drafter_that_is_always_right_would_earn() -> None:
+    """n drafts bring n tokens, for the drafting and the verification of n more."""
+    for first, level, hopeful in ((0.9, 1.0, True), (1.5, 0.3, True), (1.9, 0.9, False)):
+        ledger = Ledger(Prices(((1, 1.0), (3, 1.1)), first=first, level=level), 2)
+        assert ledger._hope is hopeful

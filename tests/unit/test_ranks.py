@@ -125,9 +125,10 @@ def test_a_drawn_ragged_tree_keeps_each_node_s_law() -> None:
     ],
 )
 def test_what_is_no_tree_is_refused(paths: list[tuple[int, ...]], message: str) -> None:
-    with pytest.raises(UserError) as raised:
-        levels_of(paths)
-    assert str(raised.value) == message
+    for tried in (levels_of, lambda paths: Static(tree=tuple(paths))):
+        with pytest.raises(UserError) as raised:
+            tried(paths)
+        assert str(raised.value) == message
 
 
 def test_a_tree_level_by_level() -> None:

@@ -1,5 +1,7 @@
 """Warps equal Hugging Face's processors; a row's randomness is its own."""
 
+import math
+
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -13,7 +15,7 @@ from transformers import (
 
 from drafters.errors import UserError
 from drafters.laws import Law
-from drafters.sampling import Coin, RowRandom, Warp
+from drafters.sampling import Coin, RowRandom, Warp, _place, check_seed
 
 # the first two numbers of both coins of seed 5, row 3
 DRAFT, VERIFY = [0.6701753, 0.1033339], [0.2065046, 0.1074843]
@@ -129,6 +131,7 @@ def test_a_law_of_logits_that_are_not_finite_says_so(warp: Warp, dtype: torch.dt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"temperature": math.inf}, "temperature is inf: give 0 (greedy) or more"),
         ({"temperature": -0.5}, "temperature is -0.5: give 0 (greedy) or more"),
         ({"top_k": -1}, "top_k is -1: give 0 (off) or more"),
         ({"top_p": 0}, "top_p is 0: give a value in (0, 1]; 1 is off"),
@@ -143,6 +146,12 @@ def test_what_a_value_out_of_range_is_told(options: dict[str, float], message: s
     assert str(raised.value) == message
 
 
+def test_what_is_off_changes_no_bit() -> None:
+    logits = 3 * torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
+    logits[:, :3] = -200.0  # so unlikely that their share is 0, or nearly
+    assert torch.equal(Warp(1.0).laws(logits).probs, logits.softmax(-1))
+
+
 def test_the_ends_of_the_ranges_are_legal() -> None:
     assert Warp(top_p=1.0, min_p=1.0).greedy
     assert Warp(top_p=1e-9, min_p=0.0, top_k=0).greedy
@@ -152,7 +161,7 @@ def test_the_ends_of_the_ranges_are_legal() -> None:
 
 @pytest.mark.parametrize(
     "warp",
-    [Warp(0.7), Warp(1.0, top_k=3), Warp(1.0, top_p=0.6), Warp(1.0, min_p=0.3), Warp()],
+    [Warp(0.7), Warp(1.0, top_k=5), Warp(1.0, top_p=0.6), Warp(1.0, min_p=0.3), Warp()],
     ids=str,
 )
 def test_laws_of_more_axes_are_those_of_their_rows(warp: Warp) -> None:
@@ -179,6 +188,8 @@ def test_top_p_and_min_p_at_their_thresholds() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0]]).log()
     kept = [(Warp(1.0, top_p=p).laws(logits).probs > 0).int().tolist() for p in (0.45, 0.74, 0.8)]
     assert kept == [[[1, 0, 0]], [[1, 0, 1]], [[1, 1, 1]]]
+    even = Warp(1.0, top_p=0.75).laws(torch.zeros(1, 4)).probs  # quarters, exactly
+    assert (even > 0).int().tolist() == [[0, 1, 1, 1]]
     half, more = (Warp(1.0, min_p=p).laws(logits).probs for p in (0.49, 0.51))
     assert half.tolist() == [pytest.approx([0.5, 0.25, 0.25])]
     assert more.tolist() == [[1.0, 0.0, 0.0]]
@@ -241,8 +252,31 @@ def test_a_draw_takes_the_first_place_beyond_its_share() -> None:
     assert found == [3, 255, 256, 599, 599]
 
 
+def test_a_share_beyond_the_exact_sum_is_the_last_weights() -> None:
+    """A block's sum is rounded up to 1 + 2^-23: a share of nearly all lies behind its weights."""
+    weights = torch.tensor([1.0, 1e-30, 1.01 * 2**-24, 0.0])
+    assert _place(weights, torch.tensor(1 - 1e-8, dtype=torch.float64)) == 2
+
+
+def test_a_number_equal_to_the_probability_refuses() -> None:
+    assert [Fixed(x).accept(p) for x, p in ((0.0, 0.0), (0.5, 0.5), (0.25, 0.5))] == [
+        *(False, False, True)
+    ]
+
+
 def test_surplus_distinct_draws_have_no_weight() -> None:
     """The race is won by the largest weight over time; equal times leave the largest weight."""
     probs = torch.tensor([[0.2, 0.0, 0.5, 0.3]])
     assert Fixed(0.5).draw_distinct(probs, 4).tolist() == [[2, 3, 0, 1]]
     assert Fixed(0.0).draw_distinct(probs, 1).tolist() == [[2]]
+
+
+def test_seeds_that_generators_cannot_hold_are_refused() -> None:
+    for seed in (2**40, -(2**40)):
+        check_seed(seed)
+    for seed in (2**40 + 1, -(2**40) - 1):
+        with pytest.raises(UserError) as raised:
+            check_seed(seed)
+        assert str(raised.value) == (
+            f"seed is {seed}: give one from -1099511627776 to 1099511627776"
+        )
