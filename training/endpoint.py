@@ -177,7 +177,7 @@ class _PassingError(Exception):
 class _Stay(urllib.request.HTTPRedirectHandler):
     """Follow nothing: the key is for one address."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         """Leave a redirect as the error that it is here."""
         return
 
