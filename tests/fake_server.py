@@ -82,7 +82,7 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
     """Run the server on the loopback address while the block runs."""
 
     class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_: Any, **__: Any) -> None:
             return
 
         def do_GET(self) -> None:
