@@ -25,6 +25,8 @@ BANNED = {
     "inference": {"argparse", "typer", "click", "accelerate", "wandb", "tensorboard", "peft"},
     "training": {"argparse", "click"},
 }
+# A target may come as an adapter of another one, in PEFT's own format.
+READS_ADAPTERS = ("drafters/adapter.py", "peft")
 # Method names that are also everyday words: only a string that is the whole name counts.
 EVERYDAY = {"suffix", "lookahead", "hybrid", "draft_model", "standalone"}
 # What transformers calls a kind of layer.
@@ -70,7 +72,8 @@ def test_imports_point_down(file: Path) -> None:
     for name in imports(file):
         top = name.split(".")[0]
         assert top not in above, f"{relative(file)} imports {name} from a layer above"
-        assert top not in BANNED.get(layer, set()), f"{relative(file)} imports {name}"
+        if (relative(file), top) != READS_ADAPTERS:
+            assert top not in BANNED.get(layer, set()), f"{relative(file)} imports {name}"
 
 
 @pytest.mark.parametrize("file", sources("training", "inference", "scripts"), ids=relative)
