@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -219,10 +219,11 @@ def fold(model: nn.Module) -> None:
     for name, layer in list(model.named_modules()):
         parent, _, own = name.rpartition(".")
         if isinstance(layer, LoraLayer):
-            plain: Any = layer.get_base_layer()
+            lora: Any = layer
+            plain = lora.get_base_layer()
             dtype = plain.weight.dtype
-            cast("nn.Module", layer).double()
-            layer.merge(safe_merge=True)
+            lora.double()
+            lora.merge(safe_merge=True)
             setattr(model.get_submodule(parent), own, plain.to(dtype))
         elif isinstance(layer, ModulesToSaveWrapper):
             setattr(model.get_submodule(parent), own, layer.modules_to_save["default"])

@@ -11,6 +11,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import safe_open
 
+from drafters.adapter import ADAPTER, is_adapter
 from drafters.base import NeuralDrafter
 from drafters.errors import UserError
 from drafters.growth.label import shape_label
@@ -18,7 +19,17 @@ from drafters.hub import is_hub_id
 from drafters.stored import WEIGHTS, StoredDrafter
 
 MANIFEST = "data_manifest.json"
-_RECIPE = ("drafter", "options", "loss", "optim", "schedule", "features", "on_policy", "warm_start")
+_RECIPE = (
+    "drafter",
+    "options",
+    "loss",
+    "optim",
+    "adapter",
+    "schedule",
+    "features",
+    "on_policy",
+    "warm_start",
+)
 _PLAIN = ("seed", "precision", "target_dtype", "publish_dtype")
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -80,12 +91,25 @@ def card(stored: StoredDrafter, drafter: NeuralDrafter, sources: Sources, place:
         metrics=training.get("metrics") or {},
         measured=_measured(stored.folder, sources.benchmark, place) if sources.benchmark else None,
         place=place,
+        shipped=is_adapter(stored.folder / ADAPTER),
+        decider=_decider(stored, place),
     )
+
+
+def _decider(stored: StoredDrafter, place: str) -> str | None:
+    """Return where the target is loaded from, as far as that is known."""
+    if is_adapter(stored.folder / ADAPTER):
+        return f"{'DIR' if is_hub_id(place) else place}/{ADAPTER}"
+    target = stored.made_for
+    names = [target.name] if target.adapter else [target.name, target.base]
+    return next((name for name in names if is_hub_id(name)), None)
 
 
 def _recipe(stored: StoredDrafter, recipe: Mapping[str, Any]) -> str:
     settings = {**stored.training, **recipe, "options": dict(stored.options)}
     settings["drafter"] = stored.family
+    if not stored.made_for.adapter:
+        settings.pop("adapter", None)
     kept = {name: settings[name] for name in (*_RECIPE, *_PLAIN) if settings.get(name)}
     plain = json.loads(json.dumps(kept))  # tuples as lists
     return yaml.safe_dump(plain, sort_keys=False).rstrip()

@@ -72,6 +72,11 @@ def load_model(
             read.
     """
     if is_adapter(path):
+        if spread is not None:
+            raise UserError(
+                f"{role} {path} is an adapter, which is merged on one device: leave device_map "
+                "out, or merge it first (merge_and_unload) and give the folder of the merged model"
+            )
         return _adapted(path, role, dtype, trust_remote_code=trust_remote_code)
     if trust_remote_code:
         warnings.warn(f"{role} {path}: trust_remote_code lets its own Python run", stacklevel=3)

@@ -7,7 +7,7 @@ stays. What is published was loaded once, exactly as whoever takes it will load 
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,8 @@ import torch
 import yaml
 from jinja2 import TemplateError
 
+from drafters import adapter
+from drafters.adapter import ADAPTER, Adapter, is_adapter
 from drafters.base import NeuralDrafter
 from drafters.card import MANIFEST, Sources, card
 from drafters.errors import UserError
@@ -32,10 +34,12 @@ class Publication:
     Args:
         weights: the file with the tensors; copied as it is.
         texts: every other file by its name.
+        beside: files of the target's adapter, copied as they are, by their names.
     """
 
     weights: Path
     texts: Mapping[str, str]
+    beside: Mapping[str, Path] = field(default_factory=dict[str, Path])
 
     @classmethod
     def of(
@@ -58,7 +62,8 @@ class Publication:
             if not bool(torch.isfinite(tensor).all()):
                 raise UserError(f"{folder}: {name} holds values that are not finite: not published")
         try:
-            return cls(stored.folder / WEIGHTS, cls._texts(stored, drafter, place, benchmark))
+            texts = cls._texts(stored, drafter, place, benchmark) | _adapter_config(stored)
+            return cls(stored.folder / WEIGHTS, texts, _adapter_files(stored))
         except UserError:
             raise
         except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
@@ -80,7 +85,9 @@ class Publication:
         )
         plain = {"training": stored.training, "recipe": sources.recipe}
         shown = _without_paths(plain)
-        made_for = replace(stored.made_for, name=_last_part(stored.made_for.name))
+        target = stored.made_for
+        name, base = _without_paths([target.name, target.base])
+        made_for = replace(target, name=name, base=base)
         public = replace(stored, made_for=made_for, training=shown["training"])
         public_sources = replace(sources, recipe=shown["recipe"])
         texts = {
@@ -97,7 +104,8 @@ class Publication:
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every file by its name."""
         found = {name: len(text.encode()) for name, text in self.texts.items()}
-        return {WEIGHTS: self.weights.stat().st_size, **found}
+        copied = {name: path.stat().st_size for name, path in self.beside.items()}
+        return {WEIGHTS: self.weights.stat().st_size, **copied, **found}
 
     def write(self, folder: str | Path) -> Path:
         """Write the files, into a folder that is new, empty, or holds an earlier publication.
@@ -114,12 +122,39 @@ class Publication:
             raise UserError(f"{place} holds other files: give a folder of its own")
         with whole_folder(place) as new:
             shutil.copyfile(self.weights, new / WEIGHTS)
+            for name, path in self.beside.items():
+                (new / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, new / name)
             for name, text in self.texts.items():
                 (new / name).write_text(text, encoding="utf-8")
         return place
 
 
-_OURS = {WEIGHTS, CONFIG, CARD, MANIFEST, BENCHMARK}
+_OURS = {WEIGHTS, CONFIG, CARD, MANIFEST, BENCHMARK, ADAPTER}
+_TOKENIZER = {".json", ".jinja", ".txt", ".model"}
+
+
+def _adapter_config(stored: StoredDrafter) -> dict[str, str]:
+    """Return the settings of the target's adapter, by the file's name, if it learned along."""
+    if not stored.made_for.adapter or not is_adapter(stored.folder / ADAPTER):
+        return {}
+    found = read_object(stored.folder / ADAPTER / adapter.CONFIG)
+    return {f"{ADAPTER}/{adapter.CONFIG}": _json(_without_paths(found))}
+
+
+def _adapter_files(stored: StoredDrafter) -> dict[str, Path]:
+    """Return what else makes the adapter's folder a target, by name.
+
+    Raises:
+        UserError: if it is not the one that the drafter was made for.
+    """
+    folder = stored.folder / ADAPTER
+    if not _adapter_config(stored):
+        return {}
+    if Adapter.read(folder).digest != stored.made_for.adapter:
+        raise UserError(f"{folder} is not the adapter that {stored.folder} was made for")
+    files = [f for f in folder.iterdir() if f.suffix in _TOKENIZER and f.name != adapter.CONFIG]
+    return {f"{ADAPTER}/{f.name}": f for f in sorted([*files, folder / adapter.WEIGHTS])}
 
 
 def _config(stored: StoredDrafter) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tests.folders import save_tiny_target, tiny_tokenizer
 from tests.neural import away
 from training.reader import WeightlessReader
 
-SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 IDS = torch.arange(5, 23).view(2, 9)
 
 

@@ -184,6 +184,7 @@ def test_what_is_published_decides_with_its_adapter(base: Path, tmp_path: Path) 
     assert told["base"] == str(base)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path, target: Target) -> None:
     """Dropout's coins included."""
     straight = trainer_of(target, settings_of(tmp_path / "a", adapter=SETTINGS))

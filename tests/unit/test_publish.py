@@ -10,6 +10,7 @@ import huggingface_hub.constants as hub_constants
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from drafters.base import NeuralDrafter
 from drafters.checkpoint import load_drafter, save_drafter
@@ -21,8 +22,12 @@ from drafters.stored import CONFIG, WEIGHTS, StoredDrafter
 from drafters.target import Target
 from inference.doctor import patient_of
 from tests.fake_hub import TOKEN, FakeHub, Repository, fake_hub
+from tests.folders import save_tiny_target
 from tests.scripts import Done, run_script
 from tests.tiny import tiny_model
+from training.joint import Joint
+from training.joint import publish as publish_joint
+from training.options import AdapterSettings
 
 pytestmark = pytest.mark.slow
 
@@ -277,3 +282,35 @@ def test_what_cannot_be_published_is_refused(folder: Path, benchmark: Path, tmp_
 def test_offline_a_hub_id_is_one_line(target: Target) -> None:
     with warnings.catch_warnings(), pytest.raises(UserError, match="hub does not give it"):
         load_drafter("nobody/nothing", target)
+
+
+def test_an_adapter_that_learned_along_is_published_with_its_drafter(tmp_path: Path) -> None:
+    base = save_tiny_target(tmp_path / "base", num_hidden_layers=2)
+    bare = Target.load(base)
+    heads = build_drafter("medusa", {}, bare.shape)
+    assert isinstance(heads, NeuralDrafter)
+    joint = Joint(heads, bare, AdapterSettings(rank=2))
+    for parameter in joint.parameters():
+        parameter.data = (parameter + 0.1 * torch.randn_like(parameter)).bfloat16().float()
+    run = tmp_path / "run" / "best"
+    publish_joint(joint, run, bare, training(tmp_path), torch.bfloat16)
+    found = Publication.of(run, "out")
+    card = found.texts["README.md"]
+    assert "the adapter in `adapter/`, which was trained with the drafter" in card
+    assert "exact relative to target + adapter, not to the bare target" in card
+    assert 'Target.load("out/adapter")' in card
+    assert str(tmp_path) not in "".join(found.texts.values())
+    place = found.write(tmp_path / "out")
+    with pytest.raises(UserError, match=r"out/adapter: its base base: "):
+        Target.load(place / "adapter")
+    config = place / "adapter" / "adapter_config.json"
+    config.write_text(config.read_text().replace('"base"', json.dumps(str(base))))
+    target = Target.load(place / "adapter")
+    assert target.tokenizer.chat_template
+    assert same(load_drafter(place, target), load_drafter(run, joint.served_by(bare)))
+    for_hub = Publication.of(run, "someone/x").texts["README.md"]
+    assert "`hf download someone/x --local-dir DIR`" in for_hub
+    assert 'Target.load("DIR/adapter")' in for_hub
+    save_file({"x": torch.zeros(1)}, run / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="is not the adapter that"):
+        Publication.of(run, "out")
