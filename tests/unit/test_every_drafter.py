@@ -110,12 +110,13 @@ def test_greedy_output_is_the_targets_own(
 def test_a_row_is_what_it_is_alone(drafter: Drafter, growth: Growth, target: Target) -> None:
     """Sampled rows of unequal length, more than fit at once, under every growth."""
     sampling = {"growth": growth, "max_new_tokens": 8, "temperature": 0.8, "top_p": 0.95}
-    together = generate(target, drafter, PROMPTS, rows=3, seed=7, **sampling)
-    for number, out in enumerate(together):
-        # prompt `number` draws from streams of its own number, so it is decoded in its place
-        alone = generate(target, drafter, PROMPTS[: number + 1], rows=1, seed=7, **sampling)
-        assert alone[number].ids == out.ids
-        assert alone[number].accepted == out.accepted
+    # a prompt draws from streams of its own number, so it is decoded in its place
+    together, alone = (
+        generate(target, drafter, PROMPTS, rows=rows, seed=7, **sampling) for rows in (3, 1)
+    )
+    for one, other in zip(together, alone, strict=True):
+        assert one.ids == other.ids
+        assert one.accepted == other.accepted
 
 
 def rounds_of(

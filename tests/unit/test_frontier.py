@@ -1,5 +1,7 @@
 """Frontiers in a drafter's cache: every node reads its own path and nothing else."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from tests.tiny import prompts_of, tiny_target
 FAMILIES = {"llama": {}, "mistral": {"sliding_window": 6}, "gpt2": {}}
 
 
+@cache
 def target_of(family: str) -> Target:
     engine = "reference" if family == "gpt2" else "fast"
     return tiny_target(family, engine=engine, **FAMILIES[family])
@@ -25,11 +28,11 @@ def filled(target: Target, prompts: list[list[int]]) -> KVCache:
     return cache
 
 
-def after(target: Target, text: list[int]) -> Tensor:
-    """Return the logits after a text, from nothing."""
-    out = target.prefill([torch.tensor(text)], target.new_cache(1, 60), Features())[0]
-    assert out is not None
-    return out.logits[0]
+def after(target: Target, texts: list[list[int]]) -> list[Tensor]:
+    """Return the logits after each text, from nothing."""
+    cache = target.new_cache(len(texts), 60)
+    outs = target.prefill([torch.tensor(text) for text in texts], cache, Features())
+    return [out.logits[0] for out in outs if out is not None]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -53,9 +56,9 @@ def test_a_node_reads_its_path(family: str, rows: list[int], sizes: list[int]) -
             for above, ps, ts in zip(paths, parent.tolist(), tokens.tolist(), strict=True)
         ]
         for place, row in enumerate(rows):
-            for node, path in enumerate(paths[place]):
-                expected = after(target, prompts[row] + path)
-                torch.testing.assert_close(logits[place, node], expected, atol=1e-3, rtol=1e-3)
+            expected = after(target, [prompts[row] + path for path in paths[place]])
+            for found, wanted in zip(logits[place], expected, strict=True):
+                torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
     assert cache.lengths.tolist() == [9, 4, 12]
 
 

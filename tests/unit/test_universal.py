@@ -43,22 +43,26 @@ def test_the_target_in_other_ids_is_always_right() -> None:
 def test_words_and_broken_characters_cost_drafts_never_the_text(temperature: float) -> None:
     """Byte-level tokens of a random model against a vocabulary without merges."""
     size = len(tiny_tokenizer())
-    target = Target(tiny_model(vocab_size=size), tiny_tokenizer(), name="bytes")
+    shape = {"num_hidden_layers": 2}
+    target = Target(tiny_model(vocab_size=size, **shape), tiny_tokenizer(), name="bytes")
     other = tiny_tokenizer()
     other.add_tokens(["the ", "ing"])
-    small = Target(tiny_model(vocab_size=size + 2, seed=4), other, name="small")
+    small = Target(tiny_model(vocab_size=size + 2, seed=4, **shape), other, name="small")
     prompts = [target.tokenizer(text)["input_ids"] for text in ("in the land", "thé ∑ and", "a")]
-    settings = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
-    plain = generate(target, NoDrafter(), prompts, **settings)
+    settings = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}
     drafter = UniversalDrafter(small)
-    for growth in (Chain(3), Dynamic(6, 3, 3)):
-        drafted = generate(target, drafter, prompts, growth=growth, **settings)
-        if temperature == 0.0:
-            assert [o.ids for o in drafted] == [o.ids for o in plain]
-        assert all(len(o.ids) == 24 or o.finish_reason == "eos" for o in drafted)
-    for row, prompt in enumerate(prompts):
-        alone = generate(target, drafter, [prompt], growth=Chain(3), max_new_tokens=24)[0]
-        beside = generate(target, drafter, prompts, growth=Chain(3), max_new_tokens=24)[row]
+    chain, tree = (
+        generate(target, drafter, prompts, growth=growth, **settings)
+        for growth in (Chain(3), Dynamic(6, 3, 3))
+    )
+    for drafted in (chain, tree):
+        assert all(len(o.ids) == 16 or o.finish_reason == "eos" for o in drafted)
+    if temperature > 0:
+        return
+    plain = generate(target, NoDrafter(), prompts, **settings)
+    assert [o.ids for o in chain] == [o.ids for o in tree] == [o.ids for o in plain]
+    for prompt, beside in zip(prompts, chain, strict=True):
+        alone = generate(target, drafter, [prompt], growth=Chain(3), **settings)[0]
         assert alone.ids == beside.ids
         assert alone.rounds == beside.rounds
 
