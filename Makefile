@@ -34,7 +34,7 @@ check: setup ## lint, types and the fast tests, side by side (about 3 minutes)
 engines: setup ## build vLLM's CPU build and llama.cpp beside the cached target, to serve exports in (about 12 minutes)
 	@bash scripts/engines.sh "$${DRAFTERS_CACHE:-$$HOME/.cache/drafters}/engines"
 
-mutants: setup ## change what the exact tests prove, one expression at a time (an hour; MUTANTS='drafters/laws.py')
+mutants: setup ## change what the exact tests prove, one expression at a time (an hour; MUTANTS='drafters/laws.py' for one file)
 	$(PY) -m tests.mutants $(MUTANTS)
 
 chaos: setup ## stop every command at random moments, and see it go on (10 minutes; CHAOS='--seed 7')

@@ -242,11 +242,11 @@ class CostAwareGrowth:
         order = sorted(
             ((-s, place, number) for number, row in enumerate(rows) for s, place in row.best()),
         )
-        capped: list[list[int]] = [[] for _ in rows]
+        taken = [0] * len(rows)
         allowed: list[tuple[float, int, int]] = []
         for negative, place, number in order:
-            if len(capped[number]) < self.nodes:
-                capped[number].append(place)
+            if taken[number] < self.nodes:
+                taken[number] += 1
                 allowed.append((negative, place, number))
         count = self.ledger.worth([-negative for negative, _, _ in allowed], len(rows))
         kept: list[list[int]] = [[] for _ in rows]
@@ -267,7 +267,7 @@ class CostAwareGrowth:
             self._drafted = level
             laws = drawable(warp, logits, guesser.ids)
             sure = chances(guesser)
-            modes = (laws.probs.amax(-1) if sure is None else sure[:, 0]).tolist()
+            modes = (laws.probs.amax(1) if sure is None else sure[:, 0]).tolist()
             for place, (row, mode) in enumerate(zip(rows, modes, strict=True)):
                 survival = row.survival * self.ledger.chance(level, mode)
                 row.open = row.open and (

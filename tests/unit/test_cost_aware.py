@@ -76,6 +76,15 @@ def test_what_is_stated_counts_not_what_the_law_says() -> None:
     assert stated.drafted == 0
 
 
+def test_stated_chances_are_the_scores_of_point_masses() -> None:
+    """A chance of .8 for the best child, and of what is left three quarters for the next."""
+    logits = laws(*[[0.6, 0.3, 0.1]] * 3)
+    (tree,) = grow(CostAware(4, 2, 1).priced(FREE), Sure([0], [logits]))
+    assert tree.token_list == [0, 0, 1]
+    assert tree.confidence is not None
+    torch.testing.assert_close(tree.confidence.exp(), torch.tensor([1.0, 0.8, 0.15]))
+
+
 def test_a_node_is_kept_while_its_survival_pays() -> None:
     """Free up to 5 tokens, a quarter each behind them: a fifth level promises half of .39."""
     sure = laws([0.1, 0.9, 0.0], [0.1, 0.1, 0.8], [0.6, 0.3, 0.1])
@@ -122,6 +131,14 @@ def test_reduced_vocabularies_come_back_as_target_ids(draft: str) -> None:
     assert set(tree.token_list[1:]) <= {4, 7, 9}
     assert tree.drafted >= 3
     assert (tree.laws is not None) == (draft == "sampled")
+    assert tree.laws is None or tree.laws.ids is ids
+
+
+def test_no_more_nodes_are_expanded_than_the_width() -> None:
+    guesser = Markov([0, 1], [table(6)])
+    trees = grow(CostAware(20, 2, 3).priced(FREE), guesser)
+    assert [frontier.tokens.shape for frontier in guesser.frontiers] == [(2, 2), (2, 2)]
+    assert [tree.drafted for tree in trees] == [2 + 4 + 4] * 2
 
 
 def test_a_width_beyond_the_vocabulary() -> None:
@@ -245,6 +262,30 @@ def test_no_row_has_more_nodes_than_it_may(draft: str) -> None:
     assert len(guesser.frontiers) == (4 if draft == "argmax" else 1)
     assert CostAware(2, 1, 5).priced(FREE).levels == 2
     assert CostAware(7, 1, 5).priced(FREE).levels == 5
+
+
+@pytest.mark.parametrize("draft", ["argmax", "sampled"])
+def test_chances_are_asked_for_by_level(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    growth = CostAware(4, 1, 3, draft).priced(FREE)
+    asked: list[int] = []
+
+    def chance(level: int, sure: float) -> float:
+        asked.append(level)
+        return sure
+
+    monkeypatch.setattr(growth.ledger, "chance", chance)
+    grow(growth, Markov([0, 3], [table(6)]), Warp(1.0))
+    assert asked == [1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("draft", ["argmax", "sampled"])
+def test_rows_pay_for_what_they_hold_in_the_mean(draft: str) -> None:
+    """Two certain nodes a row are free, a third costs eight rounds."""
+    sure = torch.full((3, 3), -torch.inf).fill_diagonal_(0.0)
+    growth = CostAware(8, 1, 4, draft).priced(Prices(((1, 1.0), (3, 1.0), (4, 9.0))))
+    guesser = Markov([0, 1], [sure])
+    assert [tree.drafted for tree in grow(growth, guesser, Warp(1.0))] == [2, 2]
+    assert len(guesser.frontiers) == 1
 
 
 def test_a_growth_and_its_members_start_without_history() -> None:

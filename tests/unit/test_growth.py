@@ -51,6 +51,8 @@ class Markov:
         return self.tables[0][self.roots]
 
     def step(self, frontier: Frontier) -> Tensor:
+        assert frontier.parent.shape == frontier.tokens.shape
+        assert frontier.parent.dtype == frontier.tokens.dtype == torch.int64
         self.frontiers.append(frontier)
         return self.tables[min(frontier.depth, len(self.tables) - 1)][frontier.tokens]
 
@@ -452,14 +454,19 @@ def test_confidences_fall_into_bins() -> None:
 
 
 class Elsewhere(TorchFunctionMode):
-    """A device without data: every number that is read is 0, and nothing is mixed with others."""
+    """A device without data: every real number read of it is `value`; nothing is mixed with it."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         read = getattr(func, "__name__", "") in ("cpu", "tolist", "__int__", "__bool__")
         tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor) and x.ndim]
         assert func is Tensor.__getitem__ or len({x.device for x in tensors}) <= 1, func
         if read and args[0].is_meta:
-            args = (torch.zeros_like(args[0], device="cpu"), *args[1:])
+            value = self.value if args[0].is_floating_point() else 0
+            args = (torch.full_like(args[0], value, device="cpu"), *args[1:])
         return func(*args, **(kwargs or {}))
 
 
@@ -493,7 +500,7 @@ def test_trees_are_grown_where_the_drafter_is_and_handed_over(
     growth: Growth, reduced: bool
 ) -> None:
     ids = torch.arange(6, device="meta") if reduced else None
-    with Elsewhere():
+    with Elsewhere(float(growth.draft == "sampled")):  # scores of 0 and chances of 1 pay
         trees = growth.grow([3, 4], Remote(ids), Warp(1.0), coins(2))
     for tree in trees:
         assert not tree.tokens.is_meta

@@ -52,16 +52,12 @@ def taking_part(blocks: list[Block | None]) -> list[tuple[int, Block]]:
 
 def seen(length: int, block: Block, span: int, window: int | None, blind: int) -> Tensor:
     """Return [n, span]: which columns the new tokens of a row see."""
-    position = [*range(length), *(length + block.offset).tolist()]
-    found = torch.zeros(len(block.offset), span, dtype=torch.bool)
-    for token in range(len(block.offset)):
-        for column, place in enumerate(position):
-            old, new = column < length, column - length
-            near = window is None or position[length + token] - place < window
-            found[token, column] = (
-                near and column >= blind and (old or bool(block.visible[token, new]))
-            )
-    return found
+    new = length + block.offset
+    position = torch.cat((torch.arange(length), new))
+    near = new[:, None] - position < (window or 10**6)
+    known = torch.ones(len(new), length, dtype=torch.bool)
+    found = near & torch.cat((known, block.visible), 1) & (torch.arange(len(position)) >= blind)
+    return torch.nn.functional.pad(found, (0, span - len(position)))
 
 
 @pytest.mark.parametrize("case", CASES)
