@@ -31,6 +31,13 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class ForeignEngine(StrEnum):
+    """Somebody else's engines that can be built here."""
+
+    vllm = "vllm"
+    llama_cpp = "llama.cpp"
+
+
 class Engine(StrEnum):
     """Which forward a target runs."""
 
@@ -103,6 +110,10 @@ def _load_plugins(names: list[str] | None) -> None:
         for name in names:
             load_plugin(name)
 
+
+EnginesRoot = Annotated[
+    Path | None, typer.Option(help="Where the engines were built; default: in the cache.")
+]
 
 Plugins = Annotated[
     list[str] | None,

@@ -3,10 +3,12 @@
     T=$(python scripts/fetch_target.py)
     python scripts/doctor.py --target $T --drafter runs/demo/eagle/best
     python scripts/doctor.py --target $T --drafter runs/demo/eagle/best --prompts mine.jsonl --json
+    python scripts/doctor.py --target $T --drafter runs/demo/eagle/best --engine vllm
 
 Checks in order, each resting on those before it: fingerprint, tensors, vocabulary, template, dtype,
-features, mask, taps, shift, coverage, decoding, losslessness; docs/doctor.md says what each one
-looks at. Exit code 0: healthy, 1: a link is broken, 2: bad input.
+features, mask, taps, shift, coverage, decoding, losslessness and, with an engine that `make
+engines` built, export and engine; docs/doctor.md says what each one looks at. Exit code 0: healthy,
+1: a link is broken, 2: bad input.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from console import Dtype, Plugins, app, note, progress, run
+from console import Dtype, EnginesRoot, ForeignEngine, Plugins, app, note, progress, run
 from drafters.errors import UserError
 from drafters.settings import find_config
 from drafters.target import Target
 from inference.doctor import LINKS, Diagnosis, Finding, examine, patient_of, stored_of
 from inference.prompts import first_turn_ids, read_prompts
+from inference.served import Engine
 
 cli = app(__doc__ or "")
 
@@ -47,11 +50,16 @@ def doctor(
     template_options: Annotated[
         str, typer.Option(help="What the chat template is given: '{\"enable_thinking\": false}'.")
     ] = "{}",
+    engine: Annotated[
+        ForeignEngine | None, typer.Option(help="Serve the drafter in this engine too.")
+    ] = None,
+    root: EnginesRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     _plugin: Plugins = None,
 ) -> int:
     """Find the first broken link between a drafter's training and its serving."""
     options = _options(template_options)
+    server = None if engine is None else Engine.built(engine.value, root)
     questions = read_prompts(prompts or find_config("configs/prompts/demo.jsonl"), limit)
     stored = stored_of(drafter)
     decider = Target.load(target, dtype=dtype.value)
@@ -61,6 +69,7 @@ def doctor(
         first_turn_ids(decider, questions, options),
         new_tokens=max_new_tokens,
         template_options=options,
+        engine=server,
     )
     with progress() as bars:
         task = bars.add_task("examining", total=len(LINKS))

@@ -12,10 +12,7 @@ accepted, and what the drafter buys inside that engine. Engines' speeds are neve
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from console import Dtype, app, note, run
-from drafters.cache_root import cache_root
+from console import Dtype, EnginesRoot, ForeignEngine, app, note, run
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.formats.convert import export_drafter
@@ -37,7 +33,7 @@ from drafters.target import Target
 from drafters.whole import check_place, write_text
 from inference import generate
 from inference.prompts import first_turn_ids, read_prompts
-from inference.served import Job, run_engine
+from inference.served import Engine, Job
 from inference.served.comparison import acceptance, engine_facts, sameness
 
 cli = app(__doc__ or "")
@@ -45,18 +41,11 @@ cli = app(__doc__ or "")
 _WIDTH = 100  # of the table where stdout is no terminal
 
 
-class EngineName(StrEnum):
-    """Engines that can be built here."""
-
-    vllm = "vllm"
-    llama_cpp = "llama.cpp"
-
-
 @cli.command()
 def serve_check(
     target: Annotated[str, typer.Option(help="Folder of the target.")],
     drafter: Annotated[Path, typer.Option(help="Folder of a trained drafter.")],
-    engine: Annotated[EngineName, typer.Option(help="Engine that serves it.")],
+    engine: Annotated[ForeignEngine, typer.Option(help="Engine that serves it.")],
     prompts: Annotated[
         Path | None, typer.Option(help="JSONL: question_id, category, turns; default: the demo's.")
     ] = None,
@@ -64,9 +53,10 @@ def serve_check(
     max_new_tokens: Annotated[int, typer.Option(help="Decoded a prompt.")] = 64,
     gamma: Annotated[int, typer.Option(help="Tokens drafted a round, in a chain.")] = 4,
     dtype: Annotated[Dtype, typer.Option(help="Of target and drafter.")] = Dtype.float32,
-    root: Annotated[
-        Path | None, typer.Option(help="Where the engines were built; default: in the cache.")
-    ] = None,
+    allow_loss: Annotated[
+        bool, typer.Option(help="Serve it though the format loses some of it.")
+    ] = False,
+    root: EnginesRoot = None,
     out: Annotated[Path | None, typer.Option(help="Write all figures there as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -78,22 +68,20 @@ def serve_check(
         check_place(out, folder=False)
     stored = StoredDrafter.read(drafter)
     way = serving(engine.value, stored.family)
+    server = Engine.built(engine.value, root)
     questions = read_prompts(prompts or find_config("configs/prompts/demo.jsonl"), limit)
-    place = root or cache_root() / "engines"
     decider = Target.load(target, dtype=dtype.value, device="cpu")
     ids = first_turn_ids(decider, questions)
-    job = Job(decider.folder, ids, max_new_tokens, dtype.value, os.cpu_count() or 1)
+    job = Job(decider.folder, ids, max_new_tokens, dtype.value, server.threads)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "drafter"
-        lost = export_drafter(drafter, way.format, folder, decider)
+        lost = export_drafter(drafter, way.format, folder, decider, allow_loss=allow_loss)
         for what in lost:
             note(f"{way.format} loses {what}")
         note(f"{engine.value}: plain decoding")
-        plain = run_engine(engine.value, place, job)
+        plain = server.run(job)
         note(f"{engine.value}: with the drafter")
-        drafted = run_engine(
-            engine.value, place, replace(job, drafter=folder, method=way.method, gamma=gamma)
-        )
+        drafted = server.run(job.drafted(folder, way, gamma))
     note("here")
     model = load_drafter(drafter, decider)
     ours = generate(decider, model, ids, growth=Chain(gamma), max_new_tokens=max_new_tokens, rows=1)

@@ -6,7 +6,12 @@ from drafters.errors import UserError
 
 
 class Serving(NamedTuple):
-    """A format and the engine's name of the method."""
+    """How an engine takes a family.
+
+    Args:
+        format: that the engine reads.
+        method: the engine's name of it.
+    """
 
     format: str
     method: str
@@ -14,10 +19,15 @@ class Serving(NamedTuple):
 
 SERVED: dict[tuple[str, str], Serving] = {
     ("vllm", "eagle"): Serving("vllm", "eagle3"),
+    ("vllm", "eagle1"): Serving("vllm", "eagle"),
     ("vllm", "medusa"): Serving("medusa-vllm", "medusa"),
     ("vllm", "standalone"): Serving("vllm", "draft_model"),
+    ("vllm", "dflash"): Serving("vllm", "dflash"),
+    ("vllm", "dspark"): Serving("vllm", "dspark"),
     ("llama.cpp", "eagle"): Serving("vllm", "draft-eagle3"),
     ("llama.cpp", "standalone"): Serving("transformers", "draft-simple"),
+    ("llama.cpp", "dflash"): Serving("zlab", "draft-dflash"),
+    ("llama.cpp", "dspark"): Serving("deepspec", "draft-dspark"),
 }
 
 

@@ -19,7 +19,9 @@ from inference.doctor.decoding import coverage, decoding, lossless
 from inference.doctor.finding import Diagnosis, Finding
 from inference.doctor.patient import Patient
 from inference.doctor.reading import features, mask, numbering
+from inference.doctor.serving import served
 from inference.doctor.stored import dtype, fingerprint, template, tensors, vocabulary
+from inference.served import Engine
 
 __all__ = ["LINKS", "Diagnosis", "Finding", "Patient", "examine", "patient_of", "stored_of"]
 
@@ -39,6 +41,8 @@ LINKS = (
     "cache",
     "decoding",
     "losslessness",
+    "export",
+    "engine",
 )
 _CHECKS: tuple[Callable[[Patient], Finding | Iterator[Finding]], ...] = (
     fingerprint,
@@ -52,6 +56,7 @@ _CHECKS: tuple[Callable[[Patient], Finding | Iterator[Finding]], ...] = (
     coverage,
     decoding,
     lossless,
+    served,
 )
 
 
@@ -83,6 +88,7 @@ def patient_of(
     *,
     new_tokens: int = 48,
     template_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
 ) -> Patient:
     """Open a drafter for an examination.
 
@@ -93,6 +99,7 @@ def patient_of(
         prompts: token ids, at least one.
         new_tokens: decoded a prompt.
         template_options: what the chat template was given for the prompts.
+        engine: somebody else's, which is to serve the drafter too.
 
     Raises:
         UserError: if there is no drafter, or nothing to decode.
@@ -101,7 +108,13 @@ def patient_of(
         raise UserError("no prompts were given: give at least one")
     if new_tokens < 4:
         raise UserError(f"max_new_tokens is {new_tokens}: give 4 or more")
-    found = Patient(target, prompts, new_tokens=new_tokens, template_options=template_options or {})
+    found = Patient(
+        target,
+        prompts,
+        new_tokens=new_tokens,
+        template_options=template_options or {},
+        engine=engine,
+    )
     if isinstance(drafter, StoredDrafter):
         found.stored = drafter
     elif isinstance(drafter, str | Path):

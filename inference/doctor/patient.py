@@ -14,6 +14,7 @@ from drafters.registry import build_drafter
 from drafters.stored import StoredDrafter
 from drafters.target import Target
 from inference.generate import Generation, Output, Sampling, generate
+from inference.served import Engine
 
 _GAMMA = 4  # of drafters that do not say how deep they were trained
 
@@ -59,6 +60,7 @@ class Patient:
         stored: its folder; None: it has none of ours.
         new_tokens: decoded a prompt.
         template_options: what the chat template was given for these prompts.
+        engine: somebody else's, which serves it; None: none is asked.
     """
 
     target: Target
@@ -67,6 +69,7 @@ class Patient:
     stored: StoredDrafter | None = None
     new_tokens: int = 48
     template_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    engine: Engine | None = None
 
     def load(self) -> None:
         """Load the stored drafter.

@@ -5,30 +5,68 @@ it is started and how its counters are read. One prompt decodes at a time, greed
 figures are those of latency.
 """
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from drafters.cache_root import cache_root
 from drafters.errors import UserError
 from inference.served import llama_cpp, vllm
 from inference.served.job import Job, Served
 
-__all__ = ["ENGINES", "Job", "Served", "run_engine"]
-
-ENGINES: dict[str, Callable[[Path, Job], Served]] = {"vllm": vllm.run, "llama.cpp": llama_cpp.run}
+__all__ = ["ENGINES", "Engine", "Job", "Served"]
 
 
-def run_engine(name: str, root: Path, job: Job) -> Served:
-    """Run a job in an engine.
+class Runner(NamedTuple):
+    """What knows one engine: where its program lies below a root, and how a job is run."""
+
+    program: Callable[[Path], Path]
+    run: Callable[[Path, Job], Served]
+
+
+ENGINES: dict[str, Runner] = {
+    "vllm": Runner(vllm.program, vllm.run),
+    "llama.cpp": Runner(llama_cpp.program, llama_cpp.run),
+}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that was built on this machine.
 
     Args:
         name: one of ENGINES.
         root: folder that the engines were built in.
-        job: what to decode, with or without a drafter.
 
     Raises:
-        UserError: if there is no such engine, it is not built, or it refuses the job; says what it
-            printed last.
+        UserError: if there is no such engine, or it is not built.
     """
-    if name not in ENGINES:
-        raise UserError(f"engine {name!r}: give {' or '.join(ENGINES)}")
-    return ENGINES[name](root, job)
+
+    name: str
+    root: Path
+
+    def __post_init__(self) -> None:
+        """Look for its program."""
+        if self.name not in ENGINES:
+            raise UserError(f"engine {self.name!r}: give {' or '.join(ENGINES)}")
+        ENGINES[self.name].program(self.root)
+
+    @classmethod
+    def built(cls, name: str, root: Path | None = None) -> "Engine":
+        """Return an engine below a root; None: where `make engines` builds."""
+        return cls(name, root or cache_root() / "engines")
+
+    @property
+    def threads(self) -> int:
+        """Return how many processors this process may use."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+    def run(self, job: Job) -> Served:
+        """Run a job, with or without a drafter.
+
+        Raises:
+            UserError: if the engine refuses the job; says what it printed last.
+        """
+        return ENGINES[self.name].run(self.root, job)

@@ -1,7 +1,9 @@
 """Job and Served: what an engine is asked to decode, and what it says of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from drafters.formats.served import Serving
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,10 @@ class Job:
     drafter: Path | None = None
     method: str = ""
     gamma: int = 0
+
+    def drafted(self, drafter: Path, way: Serving, gamma: int) -> "Job":
+        """Return the same job with a drafter."""
+        return replace(self, drafter=drafter, method=way.method, gamma=gamma)
 
 
 @dataclass(frozen=True)

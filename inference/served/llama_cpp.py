@@ -21,7 +21,22 @@ from drafters.errors import UserError
 from inference.served.job import Job, Served
 
 _TYPES = {"float32": "f32", "bfloat16": "bf16"}
+# its default cache is float16, which is not what a float32 job means
+_CACHE = {"float32": ["-ctk", "f32", "-ctv", "f32"], "bfloat16": []}
+_DRAFT_CACHE = {"float32": ["-ctkd", "f32", "-ctvd", "f32"], "bfloat16": []}
 _START_SECONDS, _ANSWER_SECONDS = 120, 600
+
+
+def program(root: Path) -> Path:
+    """Return the server.
+
+    Raises:
+        UserError: if llama.cpp is not built here.
+    """
+    server = root / "llama.cpp" / "llama.cpp" / "build" / "bin" / "llama-server"
+    if not server.exists():
+        raise UserError(f"llama.cpp is not in {root}: run `make engines`")
+    return server
 
 
 def run(root: Path, job: Job) -> Served:
@@ -31,20 +46,18 @@ def run(root: Path, job: Job) -> Served:
         UserError: if llama.cpp is not built here, its converter refuses a folder or its server
             does not start.
     """
-    place = root / "llama.cpp" / "llama.cpp"
-    server = place / "build" / "bin" / "llama-server"
-    if not server.exists():
-        raise UserError(f"llama.cpp is not in {root}: run `make engines`")
+    server = program(root)
+    place = server.parents[2]
     with tempfile.TemporaryDirectory() as work:
         target = _converted(place, job.target, None, Path(work) / "target.gguf", job.dtype)
         command = [str(server), "-m", str(target), "-t", str(job.threads), "-np", "1"]
         longest = max(map(len, job.prompts)) + job.max_new_tokens + job.gamma + 8
-        command += ["-c", str(longest), "--no-warmup"]
+        command += ["-c", str(longest), "--no-warmup", *_CACHE[job.dtype]]
         if job.drafter is not None:
             out = Path(work) / "drafter.gguf"
             drafter = _converted(place, job.drafter, job.target, out, job.dtype)
             command += ["-md", str(drafter), "--spec-type", job.method]
-            command += ["--spec-draft-n-max", str(job.gamma)]
+            command += ["--spec-draft-n-max", str(job.gamma), *_DRAFT_CACHE[job.dtype]]
         with _serving(command) as address:
             _ask(address, job.prompts[0], 8)
             start = time.perf_counter()

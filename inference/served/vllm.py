@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 from drafters.errors import UserError
@@ -14,6 +15,19 @@ from inference.served.job import Job, Served
 _WORKER = Path(__file__).with_name("vllm_worker.py")
 _CACHE_GIB = "1"
 _MOST_SECONDS = 1800
+_LOGGED = re.compile(r"^\(\w+ pid=\d+\) (\w+ [\d-]+ [\d:]+ \[[^]]+\] ?)?")  # another process's line
+
+
+def program(root: Path) -> Path:
+    """Return vLLM's interpreter.
+
+    Raises:
+        UserError: if vLLM is not built here.
+    """
+    python = root / "vllm" / "bin" / "python"
+    if not python.exists():
+        raise UserError(f"vLLM is not in {root}: run `make engines`")
+    return python
 
 
 def run(root: Path, job: Job) -> Served:
@@ -22,9 +36,7 @@ def run(root: Path, job: Job) -> Served:
     Raises:
         UserError: if vLLM is not built here, or ended without an answer.
     """
-    python = root / "vllm" / "bin" / "python"
-    if not python.exists():
-        raise UserError(f"vLLM is not in {root}: run `make engines`")
+    python = program(root)
     with tempfile.TemporaryDirectory() as work:
         answer = Path(work) / "answer.json"
         done = subprocess.run(
@@ -38,7 +50,9 @@ def run(root: Path, job: Job) -> Served:
             timeout=_MOST_SECONDS,
         )
         if done.returncode or not answer.exists():
-            raise UserError(f"vLLM refused {job.method or 'the target'}: {_reason(done.stderr)}")
+            raise UserError(
+                f"vLLM refused {job.method or 'the target'}: {_reason(done.stdout + done.stderr)}"
+            )
         return Served(**json.loads(answer.read_text()))
 
 
@@ -65,7 +79,15 @@ def environment(root: Path, threads: int) -> dict[str, str]:
 
 
 def _reason(text: str) -> str:
-    """Return the first line that names an error, wherever a log has put it; else the last one."""
-    named = re.search(r"\w*Error: .+", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (named.group() if named else (lines or ["it printed nothing"])[-1])[:400]
+    """Return the first error behind a traceback: its root, in whichever process; else a last line.
+
+    One without a message is given with the line of code that raised it.
+    """
+    lines = [_LOGGED.sub("", line).strip() for line in text.splitlines() if line.strip()]
+    start = next((i for i, line in enumerate(lines) if line.startswith("Traceback")), len(lines))
+    for before, line in pairwise(lines[start:]):
+        if re.fullmatch(r"[\w.]*(Error|Exception)", line):
+            return f"{line}: {before}"[:400]
+        if re.match(r"[\w.]*(Error|Exception): ", line):
+            return line[:400]
+    return (lines or ["it printed nothing"])[-1][:400]

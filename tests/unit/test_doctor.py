@@ -20,7 +20,10 @@ from torch import Tensor
 import drafters.unrolled
 from drafters.base import Batch, Commit, Features, NeuralDrafter
 from drafters.checkpoint import save_drafter
+from drafters.errors import UserError
 from drafters.fingerprint import template_digest
+from drafters.formats.id_tables import id_tables
+from drafters.growth import Chain
 from drafters.registry import build_drafter
 from drafters.session import CachedSession, Final
 from drafters.stored import CONFIG, WEIGHTS
@@ -29,8 +32,11 @@ from drafters.vocab import DraftVocabulary
 from inference import modes
 from inference.doctor import LINKS, Diagnosis, Patient, examine, patient_of
 from inference.doctor.readings import Reading, Score, States, best, chance, others, scores, stated
+from inference.doctor.serving import served
 from inference.doctor.stored import template
+from inference.generate import generate
 from inference.prompts import chat_ids
+from inference.served import Engine, Job, Served
 from inference.verify import Verdict
 from tests.folders import VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import prompts_of, tiny_model, tiny_target
@@ -153,7 +159,8 @@ def test_a_chain_that_holds_is_healthy(
     """And the three measures of acceptance are one: same text, same positions."""
     found = diagnosis(target, folder, prompts)
     assert found.broken is None, found.broken
-    assert {f.status for f in found.findings} == {"ok"}
+    assert {f.status for f in found.findings[:-2]} == {"ok"}
+    assert {f.said for f in found.findings[-2:]} == {"no engine was named (--engine)"}
     assert tuple(f.link for f in found.findings) == LINKS
     figures = next(f.figures for f in found.findings if f.link == "decoding")
     assert figures["different"] == 0
@@ -375,6 +382,57 @@ def test_a_lossy_engine_is_named(
 
     monkeypatch.setitem(modes.VERIFIERS, "lossless", careless)
     named(diagnosis(target, folder, prompts), "losslessness", "differs from plain decoding's")
+
+
+class FakeEngine(Engine):
+    """Accepts a share of what is accepted here."""
+
+    share = 1.0
+    refusal = ""
+
+    def __post_init__(self) -> None:
+        """Nothing is built."""
+
+    def run(self, job: Job) -> Served:
+        """Decode with this library."""
+        if job.drafter is not None and self.refusal:
+            raise UserError(self.refusal)
+        target, drafter = self.kin  # type: ignore[attr-defined]
+        outputs = generate(
+            target, drafter, job.prompts, growth=Chain(job.gamma or 1), max_new_tokens=24
+        )
+        accepted = int(self.share * sum(sum(o.accepted) for o in outputs))
+        rounds = sum(o.rounds for o in outputs)
+        return Served("fake 1", [o.ids for o in outputs], 1.0, rounds, 4 * rounds, accepted)
+
+
+def test_a_drafter_that_an_engine_serves_well_is_healthy(
+    target: Target,
+    folder: Path,
+    prompts: list[list[int]],
+    drafter: NeuralDrafter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And one that the engine reads otherwise, refuses or gets a damaged file of is not."""
+    monkeypatch.setattr(Target, "folder", folder)  # of a target that was never saved
+    monkeypatch.setattr(FakeEngine, "kin", (target, drafter), raising=False)
+    engine = FakeEngine("vllm", folder)
+    patient = patient_of(target, folder, prompts, new_tokens=24, engine=engine)
+    assert [f.link for f in examine(patient).findings] == list(LINKS)
+    exported, accepted = served(patient)
+    assert (exported.status, accepted.status) == ("ok", "ok"), (exported, accepted)
+    assert "tensors come back bit for bit" in exported.said
+    monkeypatch.setattr(FakeEngine, "share", 0.3)
+    found = examine(patient)
+    named(found, "engine", "are accepted here on the same prompts")
+    monkeypatch.setattr(FakeEngine, "refusal", "vLLM refused eagle3: KeyError: fc")
+    named(examine(patient), "engine", "KeyError: fc")
+    zeroed = id_tables(torch.arange(200), VOCAB_SIZE)
+    monkeypatch.setattr("drafters.formats.eagle3_flat.id_tables", lambda *_: zeroed)
+    named(examine(patient), "export", "vocabulary.ids differ")
+    llama = patient_of(target, folder, prompts, new_tokens=24, engine=FakeEngine("x", folder))
+    llama.load()
+    assert {f.said for f in served(llama)} == {"x serves no eagle drafters of ours"}
 
 
 @pytest.mark.slow

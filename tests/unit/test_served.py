@@ -10,7 +10,7 @@ from drafters.errors import UserError
 from drafters.formats.registry import writer
 from drafters.formats.served import SERVED, serving
 from inference.generate import Output
-from inference.served import ENGINES, Job, Served, run_engine
+from inference.served import ENGINES, Engine, Job, Served
 from inference.served.comparison import acceptance, engine_facts, sameness
 from tests.tiny import tiny_target
 
@@ -21,16 +21,18 @@ def test_every_way_to_serve_has_a_writer_and_an_engine() -> None:
     for (engine, family), way in SERVED.items():
         assert engine in ENGINES
         assert writer(way.format, family).write is not None
-    with pytest.raises(UserError, match=r"vllm serves no hydra .* give one of eagle, medusa"):
+    with pytest.raises(
+        UserError, match=r"vllm serves no hydra .* give one of dflash, dspark, eagle"
+    ):
         serving("vllm", "hydra")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_that_is_not_built_is_one_line(engine: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="make engines"):
-        run_engine(engine, tmp_path, JOB)
+        Engine(engine, tmp_path)
     with pytest.raises(UserError, match=r"give vllm or llama\.cpp"):
-        run_engine("sglang", tmp_path, JOB)
+        Engine("sglang", tmp_path)
 
 
 def engine_that(tmp_path: Path, body: str) -> Path:
@@ -49,7 +51,7 @@ def test_a_job_goes_out_whole_and_an_answer_comes_back(tmp_path: Path) -> None:
         "assert job['drafter'] == 'd' and job['prompts'] == [[1, 2, 3]] and job['gamma'] == 2\n"
         f"open(sys.argv[2], 'w').write({json.dumps(json.dumps(answer))})\n"
     )
-    served = run_engine("vllm", engine_that(tmp_path, body), JOB)
+    served = Engine("vllm", engine_that(tmp_path, body)).run(JOB)
     assert served == Served("v", [[5, 6]], 0.5, 2, 4)
     assert served.tokens_per_second == 4.0
 
@@ -57,7 +59,19 @@ def test_a_job_goes_out_whole_and_an_answer_comes_back(tmp_path: Path) -> None:
 def test_what_an_engine_refuses_is_named(tmp_path: Path) -> None:
     body = "print('noise', file=sys.stderr); raise NotImplementedError('no such head')\n"
     with pytest.raises(UserError, match="vLLM refused kind: NotImplementedError: no such head"):
-        run_engine("vllm", engine_that(tmp_path, body), JOB)
+        Engine("vllm", engine_that(tmp_path, body)).run(JOB)
+
+
+def test_an_error_in_a_process_of_the_engines_is_named_by_its_root(tmp_path: Path) -> None:
+    prefix = "(EngineCore pid=7) ERROR 11-30 10:12:10 [core.py:1100]"
+    body = (
+        f"print('{prefix} Traceback (most recent call last):')\n"
+        f"print('{prefix}     assert rows == size')\n"
+        f"print('{prefix} AssertionError')\n"
+        "raise RuntimeError('Engine core initialization failed. See root cause above.')\n"
+    )
+    with pytest.raises(UserError, match="refused kind: AssertionError: assert rows == size"):
+        Engine("vllm", engine_that(tmp_path, body)).run(JOB)
 
 
 def test_acceptance_by_position_and_tau() -> None:
