@@ -26,7 +26,7 @@ bench-methods: setup ## train every family on the same tokens and measure them o
 	$(PY) scripts/demo.py --plan configs/demo/methods.yaml
 
 test: setup ## every test; those that need a GPU are skipped without one
-	$(PY) -m pytest -m '' -n 2
+	$(PY) -m pytest -m '' -n 2 --dist worksteal
 
 check: setup ## lint, types and the fast tests, side by side (about 3 minutes)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types fast lint

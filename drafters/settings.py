@@ -281,7 +281,7 @@ def _instance(config: Any) -> Any:
 def _check_numbers(values: Any) -> None:
     """Refuse numbers that are none (NaN passes every comparison), or that JSON cannot hold."""
     for path, value in _leaves(values):
-        for one in value if isinstance(value, list) else [value]:
+        for one in cast("list[Any]", value) if isinstance(value, list) else [value]:
             if isinstance(one, int | float) and not abs(one) <= LARGEST:
                 raise UserError(f"{'.'.join(path)} is {one}: give a number up to {LARGEST}")
 
