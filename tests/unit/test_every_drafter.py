@@ -74,6 +74,7 @@ def make(name: str, target: Target) -> Drafter:
     if name == "universal":  # the same characters, other ids
         small = tiny_model(seed=9, num_hidden_layers=2)
         options["model"] = Target(small, letters(roll=20), name="small")
+        target.tokenizer = target.tokenizer or letters()  # what drafts are translated into
     if name == "hybrid":  # what a row has learned is not in its text
         options = {"members": ["ngram", make("medusa", target)], "learn": False}
     drafter = build_drafter(name, options, target.shape)
