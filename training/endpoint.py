@@ -50,9 +50,9 @@ class Endpoint:
         self.retries = 0
         self._wait = wait
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # as many connections as requests are in flight
-        unlimited = httpx.Limits(max_connections=None)
-        self._client = httpx.Client(headers=headers, limits=unlimited, follow_redirects=False)
+        # as many connections as requests are in flight, each closed behind its answer
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.Client(headers=headers, limits=limits, follow_redirects=False)
 
     def models(self) -> list[Mapping[str, Any]]:
         """Return what it serves, as it describes it; asked once, without a second try.
