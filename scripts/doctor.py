@@ -59,6 +59,8 @@ def doctor(
 ) -> int:
     """Find the first broken link between a drafter's training and its serving."""
     options = _options(template_options)
+    if engine is None and root is not None:
+        raise UserError("--root belongs to an engine: give --engine too")
     server = None if engine is None else Engine.built(engine.value, root)
     questions = read_prompts(prompts or find_config("configs/prompts/demo.jsonl"), limit)
     stored = stored_of(drafter)

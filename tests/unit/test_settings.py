@@ -10,6 +10,7 @@ from omegaconf import MISSING
 
 from drafters.errors import UserError
 from drafters.settings import configs_dir, find_config, load, to_yaml
+from drafters.untrusted import LARGEST
 
 
 class Colour(Enum):
@@ -136,7 +137,7 @@ def test_missing_file_and_missing_value(tmp_path: Path) -> None:
 
 @settings(max_examples=12)
 @given(
-    lr=st.floats(allow_nan=False, allow_infinity=False),
+    lr=st.floats(-LARGEST, LARGEST),
     text=st.text(st.characters(codec="utf-8", exclude_categories=["C"])),
     layers=st.lists(st.integers(-9, 99)),
     section=st.none() | st.builds(Section, colour=st.sampled_from(Colour)),
