@@ -12,7 +12,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import gc
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -63,15 +62,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
     import torch
 
-    # Tiny tensors lose time to threads, and sums in one order are equal bit for bit.
-    before = torch.get_num_threads()
+    # Tiny tensors lose time to threads, and sums in one order are equal bit for bit. Before every
+    # test: a training run inside the one before takes as many as there are cores, and keeps them.
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
