@@ -109,8 +109,10 @@ def find_config(name: str | Path) -> Path:
     shipped = configs_dir().joinpath(*inside)
     if shipped.is_file() and not given.is_absolute():
         return shipped
-    folder = shipped.parent if shipped.parent.is_dir() else configs_dir()
-    known = ", ".join(str(p.relative_to(configs_dir())) for p in sorted(folder.rglob("*.yaml")))
+    home, folder = configs_dir().resolve(), shipped.parent.resolve()
+    if not folder.is_dir() or not folder.is_relative_to(home):
+        folder = home
+    known = ", ".join(str(p.relative_to(home)) for p in sorted(folder.rglob("*.yaml")))
     raise UserError(f"no config file {given}; give a path that exists or one of: {known or 'none'}")
 
 

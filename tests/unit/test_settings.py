@@ -162,3 +162,6 @@ def test_own_configs_are_found_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert find_config("mine.yaml") == Path("mine.yaml")
     with pytest.raises(UserError, match=r"no config file nothing\.yaml"):
         find_config("nothing.yaml")
+    for name in ("", "configs/../nothing.yaml"):  # nothing above the configs is looked through
+        with pytest.raises(UserError, match=r"no config file .*one of: accelerate/cpu\.yaml"):
+            find_config(name)
