@@ -9,6 +9,8 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Of commands that tests start, too: two threads beside another worker wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import gc
 import random
