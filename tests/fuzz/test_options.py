@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -243,6 +244,8 @@ def test_no_option_takes_what_is_wrong(line: str, places: dict[str, str]) -> Non
                 if "/" not in value
                 else value.replace("empty", places["empty"])
             )
+            shutil.rmtree(places["folder"])  # a command before may have written there
+            Path(places["folder"]).mkdir()
             outcome, said = call(line, with_value(words, param, given))
             if outcome == "BROKEN" or (wrong and outcome != "refused"):
                 found.append(f"--{param.name} {value!r}: {outcome} {said}")
