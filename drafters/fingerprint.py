@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers.integrations.accelerate import load_offloaded_parameter
 
 from drafters.int8 import quantisation
-from drafters.spread import held_tensors
 from drafters.target import Target
 
 _SAMPLED = 4096  # values of each tensor that enter the weights' digest
@@ -54,7 +56,7 @@ class Fingerprint:
             num_layers=target.shape.num_layers,
             vocab_size=target.shape.vocab_size,
             tokenizer=_tokenizer_digest(target.tokenizer),
-            weights=_weights_digest(target.model),
+            weights=_weights_digest(_weights(target.model)),
             quantisation=quantised,
             adapter=str(config.get("adapter") or ""),
         )
@@ -112,21 +114,25 @@ def template_digest(tokenizer: Any) -> str:
     return "" if not template else hashlib.sha256(str(template).encode()).hexdigest()[:16]
 
 
-def _weights_digest(model: Any) -> str:
-    """Hash evenly spaced values of every tensor, rounded to bfloat16: equal in any served dtype.
+def _weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a model computes with, by name: parameters, and buffers of quantised maps."""
+    tensors = dict(model.named_parameters())
+    if quantisation(model.config):
+        tensors |= dict(model.named_buffers())
+    for name in sorted(tensors):
+        on_disk = tensors[name].is_meta  # of a spread target
+        yield name, load_offloaded_parameter(model, name) if on_disk else tensors[name]
 
-    They are what the model computes with: parameters, and the buffers of quantised maps.
-    """
-    found: dict[str, bytes] = {}
-    for name, tensor in held_tensors(model, buffers=bool(quantisation(model.config))):
+
+def _weights_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Hash evenly spaced values of every tensor, rounded to bfloat16: equal in any served dtype."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
         flat = tensor.detach().flatten()
         step = max(1, len(flat) // _SAMPLED)
         values = flat[::step].to("cpu", torch.bfloat16).view(torch.int16)
-        found[name] = values.numpy().tobytes()
-    digest = hashlib.sha256()
-    for name in sorted(found):
         digest.update(name.encode())
-        digest.update(found[name])
+        digest.update(values.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

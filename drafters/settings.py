@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from drafters.errors import UserError
-from drafters.untrusted import LARGEST
+from drafters.untrusted import LARGEST, is_too_large
 
 T = TypeVar("T")
 KeyPath = tuple[str, ...]
@@ -284,7 +284,7 @@ def _check_numbers(values: Any) -> None:
     """Refuse numbers that are none (NaN passes every comparison), or that JSON cannot hold."""
     for path, value in _leaves(values):
         for one in cast("list[Any]", value) if isinstance(value, list) else [value]:
-            if isinstance(one, int | float) and not abs(one) <= LARGEST:
+            if is_too_large(one):
                 raise UserError(f"{'.'.join(path)} is {one}: give a number up to {LARGEST}")
 
 

@@ -4,13 +4,9 @@ Layers that are elsewhere bring their inputs and outputs along at every call. Em
 read directly by drafters, losses and the engine, so both must be held by a device.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from accelerate.utils import align_module_device
-from torch import Tensor
 
 from drafters.errors import UserError
 
@@ -67,22 +63,3 @@ def check_spread(model: Any, name: str) -> None:
                 "drafters read it in every step; give a device_map that keeps embedding and head "
                 "on a device, or more max_memory"
             )
-
-
-def held_tensors(model: Any, *, buffers: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's tensors by name, module by module, those on disk read for it.
-
-    Args:
-        model: the Hugging Face model.
-        buffers: whether buffers are wanted too.
-    """
-    wanted = {name for name, _ in model.named_parameters()}
-    wanted |= {name for name, _ in model.named_buffers()} if buffers else set()
-    for prefix, module in model.named_modules():
-        with ExitStack() as held:
-            held.enter_context(align_module_device(module))
-            own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-            for name, tensor in own:
-                full = f"{prefix}.{name}" if prefix else name
-                if full in wanted:
-                    yield full, tensor

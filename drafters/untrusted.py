@@ -12,6 +12,11 @@ LARGEST = 2**53  # of a given number: up to it JSON holds every whole number exa
 _LARGEST_FILE = 16 * 2**20  # bytes of JSON: ours have a few thousand, an index of shards millions
 
 
+def is_too_large(value: object) -> bool:
+    """Tell whether a value is a number that JSON cannot hold exactly, or NaN."""
+    return isinstance(value, int | float) and not abs(value) <= LARGEST
+
+
 def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object.
 

@@ -40,7 +40,7 @@ from training.chat_settings import ChatSettings
 from training.chats import RULES, ChatMaker, Keep
 from training.endpoint import Endpoint
 from training.feature_store import FeatureStore, Kind
-from training.options import check_threads
+from training.ranges import check_threads
 from training.shards import CHATS, Goal, ShardFolder
 from training.sources import Source, given_prompts, given_texts, self_chat
 from training.writers import own_writer, served_writer

@@ -20,7 +20,7 @@ from console import app, run
 from drafters.errors import UserError
 from drafters.settings import load
 from training.examples import Example, Report, first_tokens, make_examples, pack, split
-from training.options import DataSettings
+from training.lesson_settings import DataSettings
 from training.parts import with_stored_options
 from training.preview import coloured, coverages, first_target, kept_always, positions
 from training.reader import WeightlessReader

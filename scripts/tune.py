@@ -39,7 +39,7 @@ from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.sampling import Warp
 from drafters.target import Target
-from drafters.untrusted import LARGEST
+from drafters.untrusted import LARGEST, is_too_large
 from drafters.whole import check_place
 from inference import report, tune_report
 from inference.bench import BenchSettings, contenders, measure, prefix_of, steps
@@ -280,7 +280,7 @@ def _numbers(name: str, text: str) -> list[float]:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"{name} is {text!r}: give numbers with commas between") from None
-    if not all(abs(value) <= LARGEST for value in values):
+    if any(map(is_too_large, values)):
         raise UserError(f"{name} is {text}: give numbers up to {LARGEST}")
     if len(set(values)) < len(values):
         raise UserError(f"{name} is {text}: a number is given twice")

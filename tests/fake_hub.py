@@ -6,13 +6,14 @@ Repositories live in memory; whoever writes, or reads what is private, must show
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.loopback import listening
 
 TOKEN = "hf_only_for_tests"
 
@@ -149,13 +150,5 @@ def fake_hub() -> Iterator[FakeHub]:
     """Serve an empty hub on the loopback address while the block runs."""
     hub = FakeHub()
     handler = type("HubHandler", (Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with listening(handler) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference.engine import Request
 from inference.stop import Stop
+from tests.loopback import listening
 from training.sampler import EngineSampler, Law
 
 Fault = Callable[[int], tuple[int, dict[str, Any]] | None]
@@ -108,14 +109,5 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
             self.end_headers()
             self.wfile.write(data)
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server.address = f"http://127.0.0.1:{http.server_address[1]}"
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with listening(Handler) as server.address:
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()

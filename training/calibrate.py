@@ -28,7 +28,7 @@ def calibrate(objective: Objective, lessons: Lessons) -> None:
 def _chains(objective: Objective, lesson: Lesson) -> tuple[Tensor, Tensor] | None:
     """Return confidence and alpha [N, K] of chains that reach every depth; None: it states none."""
     batch, teacher = lesson.batch, objective.teacher
-    predictions = objective.drafter.predict(batch, objective.target)[1 - objective.first_depth :]
+    predictions = objective.drafted(objective.drafter.predict(batch, objective.target))
     if any(_CONFIDENCE not in prediction.auxiliary for prediction in predictions):
         return None
     whole = predictions[-1].group

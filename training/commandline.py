@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from drafters.errors import UserError
-from drafters.untrusted import LARGEST
+from drafters.untrusted import LARGEST, is_too_large
 
 # The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -84,7 +84,7 @@ def _bounded(inner: Any) -> Any:
 
     def checked(context: Any, param: Any, value: Any) -> Any:
         for one in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(one, int | float) and not abs(one) <= LARGEST:
+            if is_too_large(one):
                 said = f"{one} is not a number up to {LARGEST}"
                 raise typer.BadParameter(said, ctx=context, param=param)
         return value if inner is None else inner(context, param, value)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from drafters.errors import UserError
+from training.lesson_settings import DataSettings
 from training.messages import Refused, Unstable
-from training.options import DataSettings
 from training.reader import ChatReader
 from training.records import Record
 from training.template import Renderer

@@ -22,7 +22,7 @@ from drafters.teacher import Summary, summarise
 from training.batches import documents, pad
 from training.examples import Example
 from training.feature_store import FeatureStore
-from training.options import FeatureSettings
+from training.lesson_settings import FeatureSettings
 from training.states import States, cut, lay_out
 
 _SHARE = 4  # features may take one part in so many of the free memory before `auto` keeps none

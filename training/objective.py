@@ -4,6 +4,8 @@ Everything that needs a gradient happens inside its forward, so that mixed preci
 synchronisation see it; the target is not a module and stays outside.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -45,6 +47,10 @@ class Objective(nn.Module):
         """Return the depth of the sums' first entry: 0 is the target's own law."""
         return 1 if self.drafting is None else 0
 
+    def drafted(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+        """Return the drafter's own predictions: all but the target's law, where that learns."""
+        return predictions[1 - self.first_depth :]
+
     def forward(self, lesson: Lesson, share: float = 1.0) -> LossSums:
         """Return the sums of one lesson, times `share`.
 
@@ -53,8 +59,7 @@ class Objective(nn.Module):
         """
         idle = torch.stack([p.sum() * 0 for p in self.parameters() if p.requires_grad]).sum()
         predictions = self.drafter.predict(lesson.batch, self.target)
-        settings = self.settings.at(self.progress)
-        drafted = predictions[1 - self.first_depth :]
+        settings, drafted = self.settings.at(self.progress), self.drafted(predictions)
         sums = drafter_loss(drafted, lesson.batch, self.teacher, settings, lesson.summary)
         if self.drafting is not None:
             sums = _joined(self._own(predictions[0], lesson), sums, self.drafting)

@@ -17,7 +17,7 @@ from drafters.target import Target
 from training.adapters import merged
 from training.examples import Example
 from training.features import Lesson, Lessons
-from training.options import OnPolicySettings
+from training.lesson_settings import OnPolicySettings
 
 
 class OnPolicy:

@@ -13,103 +13,11 @@ from omegaconf import MISSING
 from drafters.errors import UserError
 from drafters.losses import LossSettings
 from drafters.sampling import check_seed
+from training.lesson_settings import DataSettings, FeatureSettings, OnPolicySettings
+from training.ranges import at_least, check_threads, one_of
 
 SCHEMA_VERSION = 1
-_MOST_THREADS = 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-@dataclass
-class DataSettings:
-    """What is learned from.
-
-    Args:
-        path: chats as Parquet, Arrow, JSON or JSONL, a folder of such files, or hub:OWNER/NAME.
-        split: part of a data set of the hub.
-        max_length: tokens of a chat; what is beyond is cut off.
-        held_out: share of chats, by a hash of their ids, that is only measured on.
-        tokens: learn from the first chats up to so many tokens; null: from all.
-        drop_cut: leave out chats whose last answer was ended by a length limit.
-        unstable: error or drop, for chats whose answers the template does not render as given.
-        template_options: passed to the chat template; empty: as stored with the chats, which is
-            what it must equal if it is given.
-        pack: lay several chats into one row of max_length, each reading itself alone.
-        batch_tokens: tokens of one batch, padding included.
-    """
-
-    path: str = MISSING
-    split: str = "train"
-    max_length: int = 1024
-    held_out: float = 0.05
-    tokens: int | None = None
-    drop_cut: bool = False
-    unstable: str = "error"
-    template_options: dict[str, Any] = field(default_factory=dict)
-    pack: bool = False
-    batch_tokens: int = 1024
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        _at_least(2, "data.max_length", self.max_length)
-        _at_least(1, "data.batch_tokens", self.batch_tokens)
-        if self.tokens is not None:
-            _at_least(1, "data.tokens", self.tokens)
-        if not 0 < self.held_out < 1:
-            raise UserError(f"data.held_out is {self.held_out}: give a share between 0 and 1")
-        _one_of("data.unstable", self.unstable, ("error", "drop"))
-
-
-@dataclass
-class FeatureSettings:
-    """How the target's states are kept.
-
-    Args:
-        keep: memory keeps them for later epochs, none computes or reads them every time, auto keeps
-            them if they fit in a quarter of the free memory.
-        dtype: what they are rounded to, float32 or bfloat16; auto: bfloat16 with a store, float32
-            without.
-        store: folder that keeps them over epochs and runs (training/feature_store.py): what is in
-            it is read, what is not is added; empty: none.
-    """
-
-    keep: str = "auto"
-    dtype: str = "auto"
-    store: str = ""
-
-    def __post_init__(self) -> None:
-        """Check the names."""
-        _one_of("features.keep", self.keep, ("auto", "memory", "none"))
-        _one_of("features.dtype", self.dtype, ("auto", "float32", "bfloat16"))
-
-    @property
-    def stored_dtype(self) -> str:
-        """Return float32 or bfloat16."""
-        if self.dtype != "auto":
-            return self.dtype
-        return "bfloat16" if self.store else "float32"
-
-
-@dataclass
-class OnPolicySettings:
-    """What a drafter that reads nothing of the target's writes itself, to be taught on.
-
-    Args:
-        share: of the batches whose answers the drafter writes anew.
-        tokens: of such an answer at most.
-        temperature: it is drawn at.
-    """
-
-    share: float = 0.0
-    tokens: int = 64
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        if not 0 <= self.share <= 1:
-            raise UserError(f"on_policy.share is {self.share}: give a share from 0 to 1")
-        if self.temperature <= 0:
-            raise UserError(f"on_policy.temperature is {self.temperature}: give more than 0")
-        _at_least(1, "on_policy.tokens", self.tokens)
 
 
 @dataclass
@@ -151,10 +59,10 @@ class OptimSettings:
             raise UserError(f"optim.betas is {self.betas}: give two numbers in [0, 1)")
         if self.clip < 0 or self.weight_decay < 0:
             raise UserError("optim.clip and optim.weight_decay: give 0 or more")
-        _at_least(1, "optim.accumulate", self.accumulate)
-        _at_least(0, "optim.lora_rank", self.lora_rank)
-        _at_least(1, "optim.lora_alpha", self.lora_alpha)
-        _one_of("optim.normalise", self.normalise, ("global", "local"))
+        at_least(1, "optim.accumulate", self.accumulate)
+        at_least(0, "optim.lora_rank", self.lora_rank)
+        at_least(1, "optim.lora_alpha", self.lora_alpha)
+        one_of("optim.normalise", self.normalise, ("global", "local"))
 
 
 @dataclass
@@ -178,8 +86,8 @@ class AdapterSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _at_least(0, "adapter.rank", self.rank)
-        _at_least(1, "adapter.alpha", self.alpha)
+        at_least(0, "adapter.rank", self.rank)
+        at_least(1, "adapter.alpha", self.alpha)
         if not 0 <= self.dropout < 1:
             raise UserError(f"adapter.dropout is {self.dropout}: give 0 or more, below 1")
         if self.drafting <= 0:
@@ -215,10 +123,10 @@ class ScheduleSettings:
         if self.epochs is not None and self.epochs <= 0:
             raise UserError(f"schedule.epochs is {self.epochs}: give more than 0")
         if self.steps is not None:
-            _at_least(1, "schedule.steps", self.steps)
+            at_least(1, "schedule.steps", self.steps)
         if self.time_budget is not None:
             seconds(self.time_budget)
-        _one_of("schedule.kind", self.kind, ("cosine", "linear", "constant"))
+        one_of("schedule.kind", self.kind, ("cosine", "linear", "constant"))
         if not 0 <= self.warmup < 1 or not 0 <= self.floor <= 1:
             raise UserError("schedule.warmup and schedule.floor: give shares from 0 to 1")
 
@@ -246,10 +154,10 @@ class EvaluateSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _at_least(0, "evaluate.times", self.times)
-        _at_least(1, "evaluate.tokens", self.tokens)
-        _at_least(0, "evaluate.prompts", self.prompts)
-        _at_least(2, "evaluate.new_tokens", self.new_tokens)
+        at_least(0, "evaluate.times", self.times)
+        at_least(1, "evaluate.tokens", self.tokens)
+        at_least(0, "evaluate.prompts", self.prompts)
+        at_least(2, "evaluate.new_tokens", self.new_tokens)
         if not self.temperatures or min(self.temperatures) < 0:
             raise UserError("evaluate.temperatures: give at least one, 0 (greedy) or more")
 
@@ -274,8 +182,8 @@ class TrackingSettings:
     def __post_init__(self) -> None:
         """Check the names."""
         for tracker in self.trackers:
-            _one_of("tracking.trackers", tracker, ("jsonl", "tensorboard", "wandb"))
-        _at_least(1, "tracking.every", self.every)
+            one_of("tracking.trackers", tracker, ("jsonl", "tensorboard", "wandb"))
+        at_least(1, "tracking.every", self.every)
 
 
 @dataclass
@@ -326,14 +234,14 @@ class TrainSettings:
                 f"schema_version is {self.schema_version}, this code reads {SCHEMA_VERSION}: "
                 "rewrite the file by --help, or use the version of the code that wrote it"
             )
-        _one_of("precision", self.precision, ("no", "bf16"))
+        one_of("precision", self.precision, ("no", "bf16"))
         for name in ("target_dtype", "publish_dtype"):
-            _one_of(name, getattr(self, name), ("float32", "bfloat16"))
+            one_of(name, getattr(self, name), ("float32", "bfloat16"))
         if self.adapter.rank and self.optim.lora_rank:
             raise UserError(
                 "adapter.rank (of the target) and optim.lora_rank (of the drafter): give one"
             )
-        _at_least(0, "save_times", self.save_times)
+        at_least(0, "save_times", self.save_times)
         if self.threads:
             check_threads("threads", self.threads)
         check_seed(self.seed)
@@ -349,23 +257,3 @@ def seconds(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise UserError(f"schedule.time_budget is {text!r}: give a duration such as 90s, 12m or 2h")
     return float(match[1]) * _SECONDS[match[2]]
-
-
-def check_threads(name: str, value: int) -> None:
-    """Refuse a number of threads that no machine starts: torch crashes on a million.
-
-    Raises:
-        UserError: says which are allowed.
-    """
-    if not 1 <= value <= _MOST_THREADS:
-        raise UserError(f"{name} is {value}: give 1 to {_MOST_THREADS}")
-
-
-def _at_least(least: int, name: str, value: int) -> None:
-    if value < least:
-        raise UserError(f"{name} is {value}: give {least} or more")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"{name} is {value!r}: give {', '.join(allowed)}")

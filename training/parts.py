@@ -30,8 +30,9 @@ from training.examples import Example, first_tokens, make_examples, pack, split
 from training.feature_store import FeatureStore, Kind
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
 from training.joint import Joint
+from training.lesson_settings import DataSettings
 from training.objective import Objective
-from training.options import DataSettings, TrainSettings
+from training.options import TrainSettings
 from training.preview import answer_counts, kept_always
 from training.records import Record, read_records, template_options_of, writer_of
 

@@ -23,6 +23,7 @@ from drafters.formats.keys import IDS, Key, take, to_theirs
 from drafters.formats.layer_keys import layer_keys
 from drafters.formats.llama_config import flag, read_sizes, write_sizes
 from drafters.formats.markov import APART, MARKOV, ROWS, markov_keys, read_markov, write_markov
+from drafters.formats.proposals import proposing
 from drafters.formats.stand_in import embedding_with, read_stand_in, stand_in
 from drafters.layers import LayerKind
 from drafters.shape import TargetShape
@@ -148,13 +149,6 @@ def _flat(family: Family, ours: Ours, place: int, target: Target) -> dict[str, A
 
 
 def _nested(family: Family, ours: Ours, place: int, target: Target) -> dict[str, Any]:
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": ours.options["slots"],
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    verifier = {"name_or_path": target.name, "architectures": [type(target.model).__name__]}
     return {
         "architectures": [family.nested],
         "speculators_model_type": family.name,
@@ -163,12 +157,7 @@ def _nested(family: Family, ours: Ours, place: int, target: Target) -> dict[str,
         "aux_hidden_state_layer_ids": [k + 1 for k in ours.options["taps"]],
         "target_hidden_size": None,
         "sliding_window_non_causal": False,
-        "speculators_config": {
-            "algorithm": family.name,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": verifier,
-        },
+        "speculators_config": proposing(family.name, ours.options["slots"], target),
         "transformer_layer_config": _layers(ours),
     }
 

@@ -24,7 +24,7 @@ from drafters.target import Target
 
 FAMILY = "eagle1"
 OPTIONS = frozenset(
-    {"unroll", "noise", "draft_vocab_size", "qk_norm", "attention_bias"} | {"init_fusion"}
+    {"unroll", "noise", "draft_vocab_size", "qk_norm", "attention_bias", "init_fusion"}
 )
 _BIAS, _OUR_BIAS, _LAYER = "fc.bias", "fusion.bias", "layers.0"
 

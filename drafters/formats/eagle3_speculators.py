@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import torch
 
-from drafters.errors import UserError
 from drafters.formats.dialect import Dialect, Ours, Theirs, needed, refuse
 from drafters.formats.eagle3 import (
     EMBEDDING,
@@ -20,6 +19,7 @@ from drafters.formats.foreign import Foreign
 from drafters.formats.id_tables import id_tables
 from drafters.formats.keys import to_theirs
 from drafters.formats.llama_config import read_sizes, write_sizes
+from drafters.formats.proposals import proposed, proposing
 from drafters.target import Target
 
 NAME, KIND = "speculators", "eagle3"
@@ -34,12 +34,6 @@ def write(ours: Ours, target: Target | None) -> Theirs:
     refuse(FAMILY, NAME, {"attention_bias": options["attention_bias"]})
     ids = ours.ids
     dtype = str(ours.dtype).removeprefix("torch.")
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": options["unroll"],
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
     config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": KIND,
@@ -55,15 +49,7 @@ def write(ours: Ours, target: Target | None) -> Theirs:
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
         "dtype": dtype,
-        "speculators_config": {
-            "algorithm": KIND,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {
-                "name_or_path": target.name,
-                "architectures": [type(target.model).__name__],
-            },
-        },
+        "speculators_config": proposing(KIND, options["unroll"], target),
         "transformer_layer_config": {
             "model_type": "qwen3" if options["qk_norm"] else "llama",
             "num_hidden_layers": options["layers"],
@@ -117,20 +103,6 @@ def read_nested(
     }
     taps = layer_list(foreign, _IDS, config.get(_IDS), 1)
     return read(foreign, target, _NAMES, shape, taps, options, besides)
-
-
-def proposed(foreign: Foreign) -> int:
-    """Return how many tokens a round are proposed: the depths that it was trained for.
-
-    Raises:
-        UserError: if that is no number of tokens.
-    """
-    methods = foreign.section("speculators_config").get("proposal_methods")
-    first = methods[0] if isinstance(methods, list) and methods else {}
-    count = first.get("speculative_tokens", 3) if isinstance(first, dict) else first
-    if type(count) is not int or count < 1:
-        raise UserError(f"{foreign.folder}: speculative_tokens is {count!r}: give 1 or more")
-    return count
 
 
 DIALECT = Dialect(NAME, FAMILY, OPTIONS, write, read_nested, _claims)

@@ -8,20 +8,19 @@ this file as it is. Source: speculators' mtp.
 from drafters.errors import UserError
 from drafters.formats.dialect import Dialect, Ours, Theirs, needed, refuse
 from drafters.formats.eagle3 import EMBEDDING, HEAD
-from drafters.formats.eagle3_speculators import proposed
 from drafters.formats.foreign import Foreign
 from drafters.formats.keys import Key, take, to_theirs
 from drafters.formats.layer_keys import layer_keys
 from drafters.formats.llama_config import flag, read_sizes, write_sizes
+from drafters.formats.proposals import proposed, proposing
 from drafters.layers import LayerKind
 from drafters.shape import TargetShape
 from drafters.target import Target
 
 NAME, FAMILY = "speculators", "mtp"
-OPTIONS = frozenset({"modules", "unroll", "draft_vocab_size", "norm_output", "init"}) | {
-    "qk_norm",
-    "attention_bias",
-}
+OPTIONS = frozenset(
+    {"modules", "unroll", "draft_vocab_size", "norm_output", "init", "qk_norm", "attention_bias"}
+)
 _LAYER = "mtp_layers.0"
 _AROUND = {
     "embedding_norm": "token_layernorm",
@@ -50,12 +49,6 @@ def _write(ours: Ours, target: Target | None) -> Theirs:
     }
     refuse(FAMILY, NAME, reasons)
     dtype = str(ours.dtype).removeprefix("torch.")
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": options["unroll"],
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
     config = {
         "architectures": ["MTPDraftModel"],
         "speculators_model_type": "mtp",
@@ -64,15 +57,7 @@ def _write(ours: Ours, target: Target | None) -> Theirs:
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
         "dtype": dtype,
-        "speculators_config": {
-            "algorithm": "mtp",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {
-                "name_or_path": target.name,
-                "architectures": [type(target.model).__name__],
-            },
-        },
+        "speculators_config": proposing(FAMILY, options["unroll"], target),
         "transformer_layer_config": {
             "model_type": "qwen3",
             "num_hidden_layers": shape.num_layers,

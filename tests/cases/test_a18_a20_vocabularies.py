@@ -18,7 +18,8 @@ from drafters.vocab import DraftVocabulary
 from inference import generate
 from tests.folders import save_tiny_target, tiny_tokenizer
 from tests.tiny import prompts_of, tiny_model, tiny_target
-from training.options import DataSettings, EvaluateSettings, TrainSettings
+from training.lesson_settings import DataSettings
+from training.options import EvaluateSettings, TrainSettings
 from training.parts import prepare
 
 OPTIONS: dict[str, dict[str, object]] = {

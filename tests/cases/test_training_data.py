@@ -23,9 +23,9 @@ from training.batches import pad
 from training.chat_settings import ChatSettings
 from training.chats import ChatMaker
 from training.examples import Example, make_examples, pack
+from training.lesson_settings import DataSettings
 from training.messages import Refused, Unstable
 from training.objective import Objective
-from training.options import DataSettings
 from training.parts import with_stored_options
 from training.records import read_records
 from training.sampler import EngineSampler

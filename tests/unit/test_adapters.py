@@ -15,7 +15,8 @@ from tests.tiny import prompts_of, tiny_target
 from tests.unit.test_objective import drafter_of
 from tests.unit.test_trainer import settings_of, stop_after, trainer_of, weights
 from training.adapters import add_adapters, merged
-from training.options import EvaluateSettings, OnPolicySettings, OptimSettings
+from training.lesson_settings import OnPolicySettings
+from training.options import EvaluateSettings, OptimSettings
 from training.trainer import Trainer
 
 pytestmark = pytest.mark.slow

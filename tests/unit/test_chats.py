@@ -21,7 +21,7 @@ from training.chats import ChatMaker, Keep, Shard
 from training.features import Lessons
 from training.forms import ChatForm
 from training.keys import row_keys
-from training.options import FeatureSettings
+from training.lesson_settings import FeatureSettings
 from training.records import read_records
 from training.sampler import EngineSampler
 from training.shards import CHATS, MANIFEST, Goal, ShardFolder, Tally

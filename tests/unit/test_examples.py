@@ -15,8 +15,8 @@ from tests.templates import TAGGED, THINKING, answers, renderer
 from tests.tiny import tiny_model
 from training.batches import compose, order_of, pad
 from training.examples import Example, first_tokens, make_examples, split
+from training.lesson_settings import DataSettings
 from training.messages import Refused
-from training.options import DataSettings
 from training.records import read_records, writer_of
 from training.shards import SCHEMA
 

@@ -21,8 +21,8 @@ from training.batches import compose, documents
 from training.examples import Example, pack
 from training.feature_store import ABOUT, FeatureStore, Kind
 from training.features import Lessons
+from training.lesson_settings import FeatureSettings
 from training.objective import Objective
-from training.options import FeatureSettings
 from training.trainer import Trainer
 
 LAYERS = (1, 3)

@@ -17,16 +17,11 @@ from training import acceptance
 from training.batches import compose
 from training.examples import Example
 from training.features import Lessons, check_batch_fits, decide, stored_bytes
+from training.lesson_settings import FeatureSettings
 from training.metrics import Window, held_out_metrics, metrics_of
 from training.objective import Objective
 from training.optim import make_optimizer, rate_at, set_rate
-from training.options import (
-    EvaluateSettings,
-    FeatureSettings,
-    OptimSettings,
-    ScheduleSettings,
-    seconds,
-)
+from training.options import EvaluateSettings, OptimSettings, ScheduleSettings, seconds
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from drafters.target import Target
 from tests.tiny import tiny_target
 from tests.unit.test_objective import drafter_of, examples_of, lessons_of
 from tests.unit.test_trainer import settings_of, stop_after, trainer_of, weights
+from training.lesson_settings import OnPolicySettings
 from training.on_policy import OnPolicy, write
-from training.options import OnPolicySettings
 
 
 @pytest.fixture(scope="module")
