@@ -21,6 +21,7 @@ typedef uint16_t bf16;
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(LANES * 4)));
+typedef uint32_t bits_any __attribute__((vector_size(LANES * 4), aligned(2)));
 typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 typedef uint16_t half_any __attribute__((vector_size(LANES * 2), aligned(2)));
 
@@ -106,8 +107,19 @@ static inline vec exponential(vec x) {
 #define HOLD(v)
 #endif
 
+/* Columns that lie together, and their vectors [DEPTH] of LANES rows. Two bfloat16 numbers of a row
+   share a word, so that widening is a shift or a mask. */
+#define DEPTH_float 1
+#define DEPTH_bf16 2
+static inline void take_float(const float *from, vec *columns) { columns[0] = load_f32(from); }
+static inline void take_bf16(const bf16 *from, vec *columns) {
+    bits pairs = *(const bits_any *)from;
+    columns[0] = (vec)(pairs << 16);
+    columns[1] = (vec)(pairs & 0xffff0000u);
+}
+
 /* sums[n][r] = panel row r . token n, whose k-th number is x[k * column + n * token]; the panel is
-   [in, vecs * LANES], and every column of it fetches `step` weights of `ahead` */
+   [in / DEPTH, vecs * LANES, DEPTH], and every column of it fetches `step` weights of `ahead` */
 #define SUMS(W)                                                                                    \
     static inline __attribute__((always_inline)) void sums_##W(                                    \
         const W *panel, const W *ahead, long step, const float *x, long column, long token,        \
@@ -118,15 +130,17 @@ static inline vec exponential(vec x) {
             vec acc[GROUP][VECS];                                                                  \
             for (int n = 0; n < tokens; n++)                                                       \
                 for (int v = 0; v < vecs; v++) acc[n][v] = (vec){0};                               \
-            for (long k = start; k < stop; k++) {                                                  \
-                vec w[VECS];                                                                       \
-                for (int v = 0; v < vecs; v++) {                                                   \
-                    w[v] = LOAD_##W(panel + (k * vecs + v) * LANES);                               \
-                    HOLD(w[v]);                                                                    \
-                }                                                                                  \
+            for (long k = start; k < stop; k += DEPTH_##W) {                                       \
+                vec w[VECS][DEPTH_##W];                                                            \
+                for (int v = 0; v < vecs; v++)                                                     \
+                    take_##W(panel + (k * vecs + v * DEPTH_##W) * LANES, w[v]);                    \
                 __builtin_prefetch(ahead + k * step, 0, 2);                                        \
-                for (int n = 0; n < tokens; n++)                                                   \
-                    for (int v = 0; v < vecs; v++) acc[n][v] += w[v] * x[k * column + n * token];  \
+                for (int d = 0; d < DEPTH_##W; d++) {                                              \
+                    for (int v = 0; v < vecs; v++) HOLD(w[v][d]);                                  \
+                    for (int n = 0; n < tokens; n++)                                               \
+                        for (int v = 0; v < vecs; v++)                                             \
+                            acc[n][v] += w[v][d] * x[(k + d) * column + n * token];                \
+                }                                                                                  \
             }                                                                                      \
             for (int n = 0; n < tokens; n++)                                                       \
                 for (int v = 0; v < vecs; v++) total[n][v] += acc[n][v];                           \
@@ -161,7 +175,7 @@ SUMS(bf16)
 
 #define MAP(W, count)                                                                              \
     case count:                                                                                    \
-        sums_##W(panel, ahead, step, turned + first * in, count, 1, in, sums, count, VECS);        \
+        sums_##W(panel, ahead, step, turned + first * deep, count, 1, deep, sums, count, VECS);    \
         break;
 
 /* y [tokens, out] = then(x [tokens, in] weight^T + bias, other [tokens, out]); a page of tokens */
@@ -170,18 +184,20 @@ SUMS(bf16)
                                long tokens, long in, long out, int then) {                         \
         long groups = (tokens + GROUP - 1) / GROUP, size = (tokens + groups - 1) / groups;         \
         long panels = (out + PANEL - 1) / PANEL, step = (PANEL + groups - 1) / groups;             \
-        float *turned = malloc(tokens * in * sizeof(float)); /* groups of [in, size] */            \
+        long deep = (in + DEPTH_##W - 1) / DEPTH_##W * DEPTH_##W;                                  \
+        float *turned = malloc(tokens * deep * sizeof(float)); /* groups of [deep, size] */        \
         _Pragma("omp parallel") {                                                                  \
             _Pragma("omp for schedule(static)") for (long n = 0; n < tokens; n++) {                \
                 long first = n - n % size;                                                         \
                 long count = tokens - first < size ? tokens - first : size;                        \
-                float *to = turned + first * in + n - first;                                       \
+                float *to = turned + first * deep + n - first;                                     \
                 for (long k = 0; k < in; k++) to[k * count] = GET_##T(x + n * in + k);             \
+                if (in < deep) to[in * count] = 0;                                                 \
             }                                                                                      \
             _Pragma("omp for schedule(static)") for (long p = 0; p < panels; p++) {                \
-                const W *panel = weight + p * in * PANEL, *ahead = panel + in * PANEL;             \
+                const W *panel = weight + p * deep * PANEL, *ahead = panel + deep * PANEL;         \
                 long row = p * PANEL, rows = out - row < PANEL ? out - row : PANEL;                \
-                for (long first = 0; first < tokens; first += size, ahead += in * step) {          \
+                for (long first = 0; first < tokens; first += size, ahead += deep * step) {        \
                     long count = tokens - first < size ? tokens - first : size;                    \
                     float sums[GROUP][PANEL];                                                      \
                     switch (count) { EACH(MAP, W) }                                                \

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.cache_root import cache_root
@@ -171,14 +172,21 @@ class Kernels:
 
 
 def panels(weight: Tensor) -> Tensor:
-    """Return [out, in] as panels [ceil(out / 16), in, 16], zeros behind the last row."""
-    out, wide = weight.shape
-    count = -(-out // _PANEL)
-    laid = weight.new_zeros(count, wide, _PANEL)
-    whole = out // _PANEL
-    laid[:whole] = weight[: whole * _PANEL].view(whole, _PANEL, wide).transpose(1, 2)
-    if whole < count:
-        laid[whole, :, : out - whole * _PANEL] = weight[whole * _PANEL :].T
+    """Return [out, in] in the order it is read: 16 rows side by side, zeros where some are missing.
+
+    Returns:
+        [ceil(out / 16), in, 16, 1], in bfloat16 [ceil(out / 16), ceil(in / 2), 16, 2].
+    """
+    (out, wide), together = weight.shape, 2 if weight.dtype == torch.bfloat16 else 1
+    count, deep = -(-out // _PANEL), -(-wide // together)
+    laid = weight.new_zeros(count, deep, _PANEL, together)
+    for first in range(0, out, 4096):  # a copy of some rows at a time
+        some = F.pad(
+            part := weight[first : first + 4096],
+            (0, deep * together - wide, 0, -len(part) % _PANEL),
+        )
+        whole = some.view(-1, _PANEL, deep, together).transpose(1, 2)
+        laid[first // _PANEL :][: len(whole)] = whole
     return laid
 
 

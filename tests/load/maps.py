@@ -35,7 +35,9 @@ def main() -> None:
         "ours": list(ours),
         "F.linear": [lambda x, w=weight: F.linear(x, w) for weight in weights],
     }
-    table = Table("tokens", *kinds, title=f"{len(weights)} maps, {options.dtype}, median (least) ms")
+    table = Table(
+        "tokens", *kinds, title=f"{len(weights)} maps, {options.dtype}, median (least) ms"
+    )
     with torch.inference_mode():
         for tokens in options.tokens:
             given = [torch.randn(tokens, w.shape[1], dtype=w.dtype) for w in weights]

@@ -143,7 +143,18 @@ def test_a_token_is_mapped_alike_beside_any_others(dtype: torch.dtype) -> None:
 def test_panels_hold_rows_side_by_side() -> None:
     weight = torch.arange(18.0 * 3).view(18, 3)
     laid = native.panels(weight)
-    assert laid.shape == (2, 3, 16)
-    assert torch.equal(laid[0], weight[:16].T)
-    assert torch.equal(laid[1, :, :2], weight[16:].T)
+    assert laid.shape == (2, 3, 16, 1)
+    assert torch.equal(laid[0, ..., 0], weight[:16].T)
+    assert torch.equal(laid[1, :, :2, 0], weight[16:].T)
+    assert not laid[1, :, 2:].any()
+
+
+def test_panels_of_halves_hold_two_columns_in_a_word() -> None:
+    weight = torch.arange(18.0 * 3).view(18, 3).bfloat16()
+    laid = native.panels(weight)
+    assert laid.shape == (2, 2, 16, 2)
+    assert torch.equal(laid[0, 0], weight[:16, :2])
+    assert torch.equal(laid[0, 1, :, 0], weight[:16, 2])
+    assert torch.equal(laid[1, 0, :2], weight[16:, :2])
+    assert not laid[:, 1, :, 1].any()
     assert not laid[1, :, 2:].any()
