@@ -136,7 +136,7 @@ class KVCache:
         else:
             folded = folded.permute(0, 2, 3, 1, 4).reshape(count, self.heads, groups * width, dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
-        if width > 1:
+        if width != 1:
             out = out.view(count, self.heads, groups, width, dim).permute(0, 3, 1, 2, 4)
         return placement.from_grid(out.reshape(count, width, heads * dim))
 

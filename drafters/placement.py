@@ -61,8 +61,8 @@ class ChainMasks:
             return self._build(width, span, window, groups, dtype)
         key = (width, window, groups, dtype)
         if key not in self._whole:
-            self._whole[key] = self._build(width, self.capacity + width, window, groups, dtype)
-        return self._whole[key][..., self.capacity + width - span :]
+            self._whole[key] = self._build(width, self.capacity, window, groups, dtype)
+        return self._whole[key][..., self.capacity - span :]
 
     def _build(
         self, width: int, span: int, window: int | None, groups: int, dtype: torch.dtype

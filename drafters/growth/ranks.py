@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from drafters.errors import UserError
 
@@ -137,9 +137,8 @@ def read_paths(file: str | Path) -> Paths:
         UserError: if there is none.
     """
     try:
-        held: Any = json.loads(Path(file).read_text(encoding="utf-8"))
-        bare = isinstance(held, list)
-        given = cast("list[list[Any]]", held if bare else held["paths"])
+        held: Any = json.loads(Path(file).read_bytes())
+        given: list[list[Any]] = held["paths"] if isinstance(held, dict) else held
         paths = tuple(tuple(path) for path in given)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"tree {file} cannot be read ({error}): {_FORM}") from error

@@ -225,19 +225,19 @@ def columns_of(cache: KVCache) -> list[list[int]]:
 def test_a_kept_path_moves_down_and_nothing_else_does() -> None:
     cache = numbered()
     cache.advance([1, 2, 0])
-    cache.keep([[0, 2, 4], None, [0, 1]])
+    cache.keep([[0, 2, 4], None, [0, 3]])
     assert cache.lengths.tolist() == [4, 2, 2]
     assert columns_of(cache) == [
         [0, 1, 3, 5, 4, 5],
         [6, 7, 8, 9, 10, 11],
-        [12, 13, 14, 15, 16, 17],
+        [12, 15, 14, 15, 16, 17],
     ]
     cache.keep([[0], [1, 3], [2]])  # a path that leaves out even the first
     assert cache.lengths.tolist() == [5, 4, 3]
     assert columns_of(cache) == [
         [0, 1, 3, 5, 4, 5],
         [6, 7, 9, 11, 10, 11],
-        [12, 13, 16, 15, 16, 17],
+        [12, 15, 16, 15, 16, 17],
     ]
 
 
@@ -283,6 +283,7 @@ FORK = TokenTree.from_paths(0, [[1, 2], [3]])
 SHAPES = {
     "tokens": [causal_block(1), causal_block(1)],
     "chains": [causal_block(3), causal_block(2)],
+    "pairs": [causal_block(2), causal_block(2)],
     "trees": [Block(FORK.depth, FORK.visible), causal_block(1)],
     "one row": [None, causal_block(3)],
     "one token": [causal_block(1), None],

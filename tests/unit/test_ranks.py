@@ -163,7 +163,7 @@ def test_nothing_to_search(accuracies: list[list[float]], nodes: int) -> None:
         ("[[0], [1.0]]", "holds no paths of ranks"),
         ('{"path": []}', "cannot be read ('paths')"),
         ("[0]", "cannot be read ('int' object is not iterable)"),
-        ("3", "cannot be read ('int' object is not subscriptable)"),
+        ("3", "cannot be read ('int' object is not iterable)"),
     ],
 )
 def test_what_a_file_without_a_tree_is_told(tmp_path: Path, text: str, said: str) -> None:
