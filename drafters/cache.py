@@ -83,11 +83,12 @@ class KVCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, placement: Placement) -> None:
         """Store keys and values [M, heads, head_dim] in their cells."""
-        for cells, new in zip(self._cells[layer], (keys, values), strict=True):
-            if isinstance(placement.cells, slice):
-                cells[placement.cells] = new
-            else:
-                cells.index_copy_(0, placement.cells, new)
+        cells, (own_keys, own_values) = placement.cells, self._cells[layer]
+        if isinstance(cells, slice):
+            own_keys[cells], own_values[cells] = keys, values
+        else:
+            own_keys.index_copy_(0, cells, keys)
+            own_values.index_copy_(0, cells, values)
 
     def read(self, layer: int, placement: Placement) -> tuple[Tensor, Tensor]:
         """Return views of keys and values [rows, heads, span, head_dim]."""
@@ -120,8 +121,7 @@ class KVCache:
             [M, query heads * head_dim].
         """
         own = kernels(query.dtype, query.device.type)
-        runs = None if own is None else placement.runs(window)
-        if own is not None and runs is not None:
+        if own is not None and (runs := placement.runs(window)) is not None:
             keys, values = self._cells[layer]
             usual = query.shape[-1] ** -0.5
             return own.attend(query, keys, values, runs, usual if scale is None else scale)
@@ -157,8 +157,7 @@ class KVCache:
             target += [start + column for _, column in moved]
         self.advance([0 if path is None else len(path) for path in paths])
         if source:
-            index = torch.tensor(source, device=self.store.device)
-            place = torch.tensor(target, device=self.store.device)
+            index, place = torch.tensor((source, target), device=self.store.device)
             self.store.index_copy_(2, place, self.store.index_select(2, index))
 
     def advance(self, counts: Sequence[int]) -> None:

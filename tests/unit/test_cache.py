@@ -417,7 +417,7 @@ def test_memory_is_what_the_states_take(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "MemTotal:       9 kB\nMemAvailable:   123 kB\nOdd: a:b c\n"
+    text = "MemTotal:       9 kB\nMemAvailable:   123 kB (a:b)\nOdd: a:b c\n"
     monkeypatch.setattr(Path, "read_text", lambda self: text if str(self) == MEMINFO else "")
     assert _free_memory(torch.device("cpu")) == 123 * 1024
 
@@ -426,5 +426,5 @@ def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "read_text", missing)
     assert _free_memory(torch.device("cpu")) is None
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5, str(device)))
-    assert _free_memory(torch.device("cuda:1")) == 5
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 0))
+    assert _free_memory(torch.device("cuda:1")) == 1
