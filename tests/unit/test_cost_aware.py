@@ -54,6 +54,14 @@ def test_a_stated_chance_goes_to_the_best_child_and_the_rest_to_its_siblings() -
     torch.testing.assert_close(scores, torch.tensor([[[0.8, 0.15], [0.4, 0.0]]]))
 
 
+def test_scores_of_stated_chances_are_logs_of_chances() -> None:
+    """Rounding lifts .4 / (1 - .6) above 1, and what cannot come has no logarithm."""
+    value = torch.tensor([[[0.6, 0.4], [1.0, 0.0]]]).log()
+    scores = confident_scores(value, torch.zeros(1, 2))
+    assert bool((scores <= 0).all())
+    assert bool(scores.isfinite().all())
+
+
 class Sure(Markov):
     """A guesser that states one chance for whatever is drafted after any node."""
 
