@@ -121,6 +121,7 @@ def test_a_drawn_ragged_tree_keeps_each_node_s_law() -> None:
         ([(0,), (1, 0)], "the tree has the path [1, 0] without [1]"),
         ([(0,), (0, 1)], "the tree has the path [0, 1] without [0, 0]"),
         ([(0,), (1, 2)], "the tree has the path [1, 2] without [1]"),
+        ([(0,), (0, 0, 0)], "the tree has the path [0, 0, 0] without [0, 0]"),
         ([(0,), (0,)], "the tree has a path twice"),
     ],
 )
