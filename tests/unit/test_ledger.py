@@ -209,6 +209,9 @@ def test_what_only_just_breaks_even_is_left_out() -> None:
     line = Ledger(Prices(((1, 1.0), (2, 1.5), (3, 2.0))), 1)
     assert not line.pays(0.5, 1, 0.0, 1)
     assert line.pays(0.51, 1, 0.0, 1)
+    step = Ledger(Prices(((1, 1.0), (2, 1.0), (3, 1.5), (9, 1.5))), 3)
+    assert not step.pays(0.3, 2, 1.0, 1)  # a half for .3 and the .15 below it
+    assert step.pays(0.34, 2, 1.0, 1)
     # of two rows one node costs half as much a row, and both rows' time
     assert not line.pays(0.5, 1, 0.5, 2)
     assert line.pays(0.51, 1, 0.5, 2)
@@ -267,6 +270,14 @@ def test_trials_come_again_at_once_or_twice_as_late() -> None:
     assert (latest._gap, latest._wait) == (256, 256)
     soon = rested(-1.0, asleep=True, accepted=True, gap=64)
     assert (soon._gap, soon._wait, soon.levels) == (64, 0, 1)
+
+
+def test_a_trial_that_any_row_follows_is_made_again_at_once() -> None:
+    for taken, wait in ((1, 0), (0, 32)):
+        ledger = Ledger(Prices(((1, 1.0),), first=0.9), 2)
+        ledger.asleep, ledger._gap, ledger._wait = True, 16, 0
+        ledger.observe([commit([0, 1], taken), commit([0, 1], 0)], 1, [1, 1])
+        assert (ledger.asleep, ledger._wait) == (True, wait)
 
 
 def test_hope_is_what_a_drafter_that_is_always_right_would_earn(
