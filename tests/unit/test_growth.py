@@ -212,9 +212,9 @@ def test_static_drops_siblings_that_no_mass_is_left_for() -> None:
 
 
 def test_static_pairs_are_drawn_with_the_right_frequencies() -> None:
-    """P(first a, then b) = q(a) q(b) / (1 - q(a)), over 4000 rows."""
+    """P(first a, then b) = q(a) q(b) / (1 - q(a)), over 1500 rows."""
     law = [Fraction(1, 2), Fraction(3, 10), Fraction(1, 5)]
-    count = 4000
+    count = 1500
     logits = torch.tensor([[float(x) for x in law]]).log()
     trees = grow(Static((2,), "sampled"), Markov([0] * count, [logits]), Warp(1.0))
     seen = [tuple(tree.token_list[1:]) for tree in trees]
