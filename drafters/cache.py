@@ -85,11 +85,12 @@ class KVCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, placement: Placement) -> None:
         """Store keys and values [M, heads, head_dim] in their cells."""
-        for cells, new in zip(self._cells[layer], (keys, values), strict=True):
-            if isinstance(placement.cells, slice):
-                cells[placement.cells] = new
-            else:
-                cells.index_copy_(0, placement.cells, new)
+        cells, (own_keys, own_values) = placement.cells, self._cells[layer]
+        if isinstance(cells, slice):
+            own_keys[cells], own_values[cells] = keys, values
+        else:
+            own_keys.index_copy_(0, cells, keys)
+            own_values.index_copy_(0, cells, values)
 
     def read(self, layer: int, placement: Placement) -> tuple[Tensor, Tensor]:
         """Return views of keys and values [rows, heads, span, head_dim]."""
@@ -137,7 +138,7 @@ class KVCache:
         else:
             folded = folded.permute(0, 2, 3, 1, 4).reshape(count, self.heads, groups * width, dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
-        if width > 1:
+        if width != 1:
             out = out.view(count, self.heads, groups, width, dim).permute(0, 3, 1, 2, 4)
         return placement.from_grid(out.reshape(count, width, heads * dim))
 
@@ -178,8 +179,7 @@ class KVCache:
             target += [start + column for _, column in moved]
         self.advance([0 if path is None else len(path) for path in paths])
         if source:
-            index = torch.tensor(source, device=self.store.device)
-            place = torch.tensor(target, device=self.store.device)
+            index, place = torch.tensor((source, target), device=self.store.device)
             self.store.index_copy_(2, place, self.store.index_select(2, index))
 
     def advance(self, counts: Sequence[int]) -> None:

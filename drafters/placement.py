@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.tree import causal
@@ -61,8 +62,8 @@ class ChainMasks:
             return self._build(width, span, window, groups, dtype)
         key = (width, window, groups, dtype)
         if key not in self._whole:
-            self._whole[key] = self._build(width, self.capacity + width, window, groups, dtype)
-        return self._whole[key][..., self.capacity + width - span :]
+            self._whole[key] = self._build(width, self.capacity, window, groups, dtype)
+        return self._whole[key][..., self.capacity - span :]
 
     def _build(
         self, width: int, span: int, window: int | None, groups: int, dtype: torch.dtype
@@ -177,7 +178,7 @@ class Placement:
     def unmasked(self) -> "Placement":
         """Return a single row's chain as a block whose tokens see each other and all before."""
         assert self.chain is not None
-        return replace(self, chain=None, _masks={}, _runs={})
+        return replace(self, chain=None, _masks={})
 
     def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
         mask = self._own_mask(window, groups, dtype)
@@ -316,16 +317,10 @@ def _hidden(
     whole = all(block is not None for block in blocks)
     if width == 1 and whole and bool((lengths == span - 1).all()):
         return None
-    hidden = (torch.arange(span) >= lengths[:, None])[:, None, :].repeat(1, width, 1)
-    if all(b is None or len(b.offset) == width for b in blocks):
-        # one scatter for all rows; a row that takes no part is never read, it only has to fit
-        some = next(b for b in blocks if b is not None)
-        visible = torch.stack([(some if b is None else b).visible for b in blocks])
-        own = columns.clamp_max(span - 1)
-        return hidden.scatter_(2, own[:, None].expand(-1, width, -1), ~visible)
-    for index, block in enumerate(blocks):
-        n, start = 0 if block is None else len(block.offset), int(lengths[index])
-        if block is not None:
-            hidden[index, :n, start : start + n] = ~block.visible
-        hidden[index, n:, 0] = False
-    return hidden
+    hidden = (torch.arange(span + 1) >= lengths[:, None])[:, None, :].repeat(1, width, 1)
+    # what pads a row lies behind its columns; a row that takes no part only has to fit
+    some = next(block for block in blocks if block is not None)
+    taken = [block or some for block in blocks]
+    visible = [F.pad(block.visible, (0, width - len(block.offset)) * 2) for block in taken]
+    own = columns.clamp_max(span)[:, None].expand(-1, width, -1)
+    return hidden.scatter_(2, own, ~torch.stack(visible))[..., :span]

@@ -1,7 +1,7 @@
 """Label: what tables and cards call a shape."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TypeGuard
 
 
 def shape_label(growth: str, shape: Mapping[str, object], nodes: int | None = None) -> str:
@@ -29,4 +29,8 @@ def _plain(value: object) -> str:
 
 
 def _items(value: object) -> Sequence[object]:
-    return cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
+    return value if _several(value) else (value,)
+
+
+def _several(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, tuple | list)

@@ -33,16 +33,19 @@ class Ledger:
         depth: levels at most.
     """
 
+    _gap: int  # plain rounds between two trials, while asleep
+    _wait: int  # and how many of them are left
+
     def __init__(self, prices: Prices, depth: int) -> None:
         """Start with guesses."""
         self.prices, self.depth = prices, depth
+        self._levels = range(1, depth + 1)
         self._accepted = Recent()  # by level: whether a level was accepted where it was judged
         self._sizes = Recent()  # by level: nodes a row where it was drafted
         self._chances = Recent()  # by (level, bin of confidence), level 0: all of them
         self._tokens = self._time = self.rate = 1.0
         self.asleep = False
-        self._gap = self._wait = 0
-        best = (n - prices.drafting(n) - prices.tokens(1 + n) + 1 for n in range(1, depth + 1))
+        best = (n - prices.drafting(n) - prices.tokens(1 + n) + 1 for n in self._levels)
         self._hope = max(best) > _WAKE  # whether a drafter that is always right would pay
         self._settle()
 
@@ -54,10 +57,10 @@ class Ledger:
     def _settle(self) -> None:
         """Work out what holds until the next round is observed."""
         self._alpha: list[float] = []  # by level, from 1
-        for level in range(1, self.depth + 1):
+        for level in self._levels:
             above = self._alpha[-1] if self._alpha else _GUESS
             self._alpha.append(self._accepted.mean(level, above))
-        self._size = [self._sizes.mean(level, 1.0) for level in range(1, self.depth + 1)]
+        self._size = [self._sizes.mean(level, 1.0) for level in self._levels]
         self._plan = self.promise()
 
     @property
@@ -65,7 +68,7 @@ class Ledger:
         """Return the levels of the coming round: none while asleep, one in a trial."""
         if self.asleep:
             return int(self._wait <= 0)
-        return max(1, self._plan[1])
+        return self._plan[1]
 
     def chance(self, level: int, confidence: float) -> float:
         """Return how likely a node is accepted if its parent is.
@@ -93,7 +96,7 @@ class Ledger:
         """
         best, earned = (-math.inf, above), 0.0
         spent = -self.prices.tokens(1 + nodes)
-        for level in range(above + 1, self.depth + 1):
+        for level in self._levels[above:]:
             survival *= self._alpha[level - 1]
             nodes += self._size[level - 1]
             earned += survival
@@ -110,10 +113,10 @@ class Ledger:
             survivals: of all rows' nodes, descending.
             rows: how many draft.
         """
-        best, earned, count = -self.rate * self.prices.tokens(1), 0.0, 0
+        best, earned, count = 0.0, 0.0, 0
         for number, survival in enumerate(survivals, start=1):
             earned += survival / rows
-            gain = earned - self.rate * self.prices.tokens(1 + number / rows)
+            gain = earned - self.rate * (self.prices.tokens(1 + number / rows) - 1)
             if gain > best:
                 best, count = gain, number
         return count
@@ -144,27 +147,24 @@ class Ledger:
             self._earn(1.0, 1.0)
             self._wait -= 1
             return
-        judged = accepted = 0
-        for commit, reach in zip(commits, reaches, strict=True):
-            tree = commit.tree
-            assert tree is not None
-            accepted += commit.accepted
-            judged += self._judge(commit, tree, reach)
+        judged = [self._judge(*one) for one in zip(commits, reaches, strict=True)]
         rows = len(commits)
         nodes = sum(commit.tree.drafted for commit in commits if commit.tree is not None) / rows
         time = self.prices.tokens(1 + nodes) + self.prices.drafting(max(reaches))
         self._earn(sum(len(c.emitted) for c in commits) / rows, time)
         self._settle()
-        if judged:  # a drafter that had nothing to say cost nothing and taught nothing
-            self._rest(accepted > 0)
+        if any(judged):  # a drafter that had nothing to say cost nothing and taught nothing
+            self._rest(any(commit.accepted for commit in commits))
 
-    def _judge(self, commit: Commit, tree: TokenTree, reach: int) -> int:
+    def _judge(self, commit: Commit, reach: int) -> int:
         """Count one row's levels and nodes; return how many levels were judged."""
+        tree = commit.tree
+        assert tree is not None
         judged = commit.attempted if commit.finished else min(reach, commit.accepted + 1)
-        for level in range(1, judged + 1):
+        for level in self._levels[:judged]:
             self._accepted.add(level, float(level <= commit.accepted))
         depths = tree.depth.tolist()
-        for level in range(1, reach + 1):
+        for level in self._levels[:reach]:
             self._sizes.add(level, depths.count(level))
         if tree.confidence is not None:
             self._count_nodes(commit, tree, tree.confidence.tolist(), depths)

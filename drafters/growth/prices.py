@@ -65,8 +65,9 @@ def line(points: Sequence[tuple[float, float]], x: float) -> float:
 
     Before the first point y stays what it is there; after the last it goes on as steeply as before.
     """
-    if x <= points[0][0] or len(points) == 1:
+    if len(points) == 1:
         return points[0][1]
+    x = max(x, points[0][0])
     place = min(bisect_right([a for a, _ in points], x), len(points) - 1)
     (x0, y0), (x1, y1) = points[place - 1], points[place]
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

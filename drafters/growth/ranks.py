@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from drafters.errors import UserError
 
@@ -43,7 +43,7 @@ def levels_of(paths: Iterable[tuple[int, ...]]) -> list[Level]:
     Raises:
         UserError: if the paths are no tree; names one.
     """
-    nodes = sorted(paths, key=lambda path: (len(path), path))
+    nodes = sorted(paths)
     known = {(), *nodes}
     for path in nodes:
         missing = [path[:-1]] if path[:-1] not in known else []
@@ -137,10 +137,9 @@ def read_paths(file: str | Path) -> Paths:
         UserError: if there is none.
     """
     try:
-        held: Any = json.loads(Path(file).read_text(encoding="utf-8"))
-        bare = isinstance(held, list)
-        given = cast("list[list[Any]]", held if bare else held["paths"])
-        paths = tuple(tuple(path) for path in given)
+        held: dict[str, Any] | list[Any] = json.loads(Path(file).read_bytes())
+        given = held["paths"] if isinstance(held, dict) else held
+        paths: Paths = tuple(tuple(path) for path in given)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"tree {file} cannot be read ({error}): {_FORM}") from error
     if not paths or not all(path and all(_is_rank(x) for x in path) for path in paths):

@@ -31,12 +31,10 @@ class ScoredRow:
         """Add the children of the frontier: log q and tokens [F, W]."""
         self.newest.clear()
         self.origin.clear()
-        for index, (parent, values, ids) in enumerate(
-            zip(self.frontier, scores, tokens, strict=True)
-        ):
+        for index, parent in enumerate(self.frontier):
             survival = self.survivals[parent] if parent >= 0 else 1.0
             certainty = self.confidence[parent] if parent >= 0 else 0.0
-            for value, token in zip(values, ids, strict=True):
+            for value, token in zip(scores[index], tokens[index], strict=True):
                 place = len(self.tokens)
                 self.newest.append(place)
                 self.origin[place] = index

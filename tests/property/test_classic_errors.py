@@ -237,7 +237,7 @@ class OneUniform:
 @pytest.mark.parametrize("shared", [True, False])
 def test_shared_noise(shared: bool) -> None:
     """p = (.5, .3, .2), q = (.2, .3, .5): drawing and judging by one number gives (.7, .3, 0)."""
-    p, q, cells = fractions([5, 3, 2]), fractions([2, 3, 5]), 30
+    p, q, cells = fractions([5, 3, 2]), fractions([2, 3, 5]), 10
     even = Law(fractions([1] * cells)[0])
 
     def procedure(walk: WalkingCoin) -> int:

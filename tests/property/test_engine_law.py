@@ -7,6 +7,7 @@ import torch
 
 from drafters.base import Drafter
 from drafters.growth import BestFirst, Chain, CostAware, Dynamic, Growth, Prices, Static
+from drafters.growth.base import FixedShape
 from drafters.registry import build_drafter
 from drafters.rules import Context, Rules
 from drafters.sampling import Warp
@@ -60,16 +61,25 @@ def engine_law(
     new: int,
     verify: str | None,
 ) -> dict[tuple[int, ...], float]:
-    def procedure(coin: WalkingCoin) -> tuple[int, ...]:
-        decoder = Decoder(
+    """Sum the law over all outcomes; where nothing is learned, in a row that is used again."""
+
+    def made() -> Decoder:
+        return Decoder(
             target, drafter, growth, rows=1, capacity=16, warp=warp, stop=Stop(), verify=verify
         )
+
+    learns = not (isinstance(growth, FixedShape) and isinstance(drafter, torch.nn.Module))
+    used = None if learns else made()
+
+    def procedure(coin: WalkingCoin) -> tuple[int, ...]:
+        decoder = used or made()
         random = SimpleNamespace(draft=coin, verify=coin)
         decoder.admit({0: Request(prompt, new, random)})
         while decoder.running:
             decoder.round()
         row = decoder.rows[0]
         assert row is not None
+        decoder.release(0)
         return tuple(row.ids[len(prompt) :])
 
     return exact_law(procedure)

@@ -226,19 +226,19 @@ def columns_of(cache: KVCache) -> list[list[int]]:
 def test_a_kept_path_moves_down_and_nothing_else_does() -> None:
     cache = numbered()
     cache.advance([1, 2, 0])
-    cache.keep([[0, 2, 4], None, [0, 1]])
+    cache.keep([[0, 2, 4], None, [0, 3]])
     assert cache.lengths.tolist() == [4, 2, 2]
     assert columns_of(cache) == [
         [0, 1, 3, 5, 4, 5],
         [6, 7, 8, 9, 10, 11],
-        [12, 13, 14, 15, 16, 17],
+        [12, 15, 14, 15, 16, 17],
     ]
     cache.keep([[0], [1, 3], [2]])  # a path that leaves out even the first
     assert cache.lengths.tolist() == [5, 4, 3]
     assert columns_of(cache) == [
         [0, 1, 3, 5, 4, 5],
         [6, 7, 9, 11, 10, 11],
-        [12, 13, 16, 15, 16, 17],
+        [12, 15, 16, 15, 16, 17],
     ]
 
 
@@ -284,6 +284,7 @@ FORK = TokenTree.from_paths(0, [[1, 2], [3]])
 SHAPES = {
     "tokens": [causal_block(1), causal_block(1)],
     "chains": [causal_block(3), causal_block(2)],
+    "pairs": [causal_block(2), causal_block(2)],
     "trees": [Block(FORK.depth, FORK.visible), causal_block(1)],
     "one row": [None, causal_block(3)],
     "one token": [causal_block(1), None],
@@ -432,7 +433,7 @@ def test_memory_is_what_the_states_take(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "MemTotal:       9 kB\nMemAvailable:   123 kB\nOdd: a:b c\n"
+    text = "MemTotal:       9 kB\nMemAvailable:   123 kB (a:b)\nOdd: a:b c\n"
     monkeypatch.setattr(Path, "read_text", lambda self: text if str(self) == MEMINFO else "")
     assert _free_memory(torch.device("cpu")) == 123 * 1024
 
@@ -441,5 +442,5 @@ def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "read_text", missing)
     assert _free_memory(torch.device("cpu")) is None
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5, str(device)))
-    assert _free_memory(torch.device("cuda:1")) == 5
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 0))
+    assert _free_memory(torch.device("cuda:1")) == 1

@@ -18,6 +18,7 @@ from drafters.growth import (
     build_growth,
 )
 from drafters.growth.cost_aware import confident_scores
+from drafters.growth.rows import DrawnRow, ScoredRow
 from drafters.registry import build_drafter
 from drafters.sampling import RowRandom, Warp
 from drafters.session import CachedSession
@@ -52,6 +53,14 @@ def test_a_stated_chance_goes_to_the_best_child_and_the_rest_to_its_siblings() -
     value = torch.tensor([[[0.6, 0.3], [1.0, 0.0]]]).log()
     scores = confident_scores(value, torch.tensor([[0.8, 0.4]])).exp()
     torch.testing.assert_close(scores, torch.tensor([[[0.8, 0.15], [0.4, 0.0]]]))
+
+
+def test_scores_of_stated_chances_are_logs_of_chances() -> None:
+    """Rounding lifts .4 / (1 - .6) above 1, and what cannot come has no logarithm."""
+    value = torch.tensor([[[0.6, 0.4], [1.0, 0.0]]]).log()
+    scores = confident_scores(value, torch.zeros(1, 2))
+    assert bool((scores <= 0).all())
+    assert bool(scores.isfinite().all())
 
 
 class Sure(Markov):
@@ -94,6 +103,14 @@ def test_a_node_is_kept_while_its_survival_pays() -> None:
     assert tree.confidence is not None
     expected = torch.tensor([1.0, 0.9, 0.8, 0.6, 0.9]).log().cumsum(0)
     torch.testing.assert_close(tree.confidence, expected)
+
+
+def test_the_likeliest_of_the_newest_nodes_go_on() -> None:
+    origin = {1: 0, 2: 0, 3: 1}
+    row = ScoredRow(0, survivals=[0.5, 0.1, 0.3, 0.4], newest=[*origin], origin=origin)
+    row.choose(2)
+    assert (row.frontier, row.above) == ([3, 2], [1, 0])
+    assert DrawnRow(7).last == 7
 
 
 def test_siblings_compete_with_depth() -> None:

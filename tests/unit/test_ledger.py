@@ -83,7 +83,7 @@ def test_what_earns_more_elsewhere_is_left_out() -> None:
 
 
 def test_plain_rounds_earn_one() -> None:
-    ledger = Ledger(STEPS, 4)
+    ledger = rested(-1.0)
     for _ in range(20):
         ledger.observe([commit([0], 0)], 0, [0])
     assert ledger.rate == 1
@@ -193,12 +193,25 @@ def test_a_row_that_ends_judges_what_it_reached() -> None:
     assert ledger.promise() == (pytest.approx(total), 4)
 
 
+def test_a_level_behind_a_missed_one_is_not_judged() -> None:
+    """It is taken to be accepted as often as the one above it."""
+    ledger = Ledger(FREE, 3)
+    feed(ledger, [0], gamma=3)
+    one = TRUST / 2 / (1 + TRUST)
+    assert ledger.promise() == (pytest.approx(one + one**2 + one**3), 3)
+
+
 def test_what_only_just_breaks_even_is_left_out() -> None:
-    assert Ledger(Prices(((1, 1.0),), first=0.25, level=0.25), 2).promise() == (0.25, 1)
+    narrow = Ledger(Prices(((1, 1.0),), first=0.25, level=0.25), 2)
+    assert narrow.promise() == (0.25, 1)
+    assert narrow.levels == 1
     assert Ledger(STEPS, 4).worth([0.5, 0.5, 0.5, 0.5, 0.25], 1) == 4
     line = Ledger(Prices(((1, 1.0), (2, 1.5), (3, 2.0))), 1)
     assert not line.pays(0.5, 1, 0.0, 1)
     assert line.pays(0.51, 1, 0.0, 1)
+    step = Ledger(Prices(((1, 1.0), (2, 1.0), (3, 1.5), (9, 1.5))), 3)
+    assert not step.pays(0.3, 2, 1.0, 1)  # a half for .3 and the .15 below it
+    assert step.pays(0.34, 2, 1.0, 1)
     # of two rows one node costs half as much a row, and both rows' time
     assert not line.pays(0.5, 1, 0.5, 2)
     assert line.pays(0.51, 1, 0.5, 2)
@@ -242,10 +255,11 @@ def rested(plan: float, *, asleep: bool = False, accepted: bool = False, gap: in
 
 
 def test_it_falls_asleep_below_nothing_and_wakes_above_the_margin() -> None:
+    assert Ledger(FREE, 2).asleep is False
     assert not rested(0.0).asleep
     assert rested(-1e-9).asleep
     assert rested(0.03, asleep=True).asleep
-    assert not rested(0.031, asleep=True).asleep
+    assert rested(0.031, asleep=True).asleep is False
 
 
 def test_trials_come_again_at_once_or_twice_as_late() -> None:
@@ -258,8 +272,23 @@ def test_trials_come_again_at_once_or_twice_as_late() -> None:
     assert (soon._gap, soon._wait, soon.levels) == (64, 0, 1)
 
 
-def test_hope_is_what_a_drafter_that_is_always_right_would_earn() -> None:
+def test_a_trial_that_any_row_follows_is_made_again_at_once() -> None:
+    for taken, wait in ((1, 0), (0, 32)):
+        ledger = Ledger(Prices(((1, 1.0),), first=0.9), 2)
+        ledger.asleep, ledger._gap, ledger._wait = True, 16, 0
+        ledger.observe([commit([0, 1], taken), commit([0, 1], 0)], 1, [1, 1])
+        assert (ledger.asleep, ledger._wait) == (True, wait)
+
+
+def test_hope_is_what_a_drafter_that_is_always_right_would_earn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """n drafts bring n tokens, for the drafting and the verification of n more."""
-    for first, level, hopeful in ((0.9, 1.0, True), (1.5, 0.3, True), (1.9, 0.9, False)):
+    for first, level, hopeful in (
+        *((0.9, 1.0, True), (1.5, 0.3, True)),
+        *((1.9, 0.9, False), (2.5, 0.0, False)),  # a third level would pay
+    ):
         ledger = Ledger(Prices(((1, 1.0), (3, 1.1)), first=first, level=level), 2)
         assert ledger._hope is hopeful
+    monkeypatch.setattr("drafters.growth.ledger._WAKE", 0.25)
+    assert not Ledger(Prices(((1, 1.0),), first=0.75), 1)._hope

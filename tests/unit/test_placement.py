@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from drafters.cache import KVCache
-from drafters.placement import Block, Placement, additive, causal_block
+from drafters.placement import _ROUND, Block, ChainMasks, Placement, additive, causal_block
 from drafters.tree import TokenTree
 
 CAPACITY = 96
@@ -200,6 +200,23 @@ def test_masks_are_kept_by_window_groups_and_dtype() -> None:
                 assert found.mask(window, groups, dtype) is mask
 
 
+@pytest.mark.parametrize("case", ["one token", "one token that is no chain", "equal single tokens"])
+def test_where_all_is_seen_there_is_no_mask(case: str) -> None:
+    found = placed(*CASES[case])
+    for window in (None, found.span, found.span + 1):
+        assert found.mask(window, 1, torch.float32) is None
+    assert found.mask(found.span - 1, 1, torch.float32) is not None
+
+
+def test_masks_of_what_a_round_may_hold_are_kept() -> None:
+    masks = ChainMasks(CAPACITY, torch.device("cpu"))
+    for width, kept in ((_ROUND, True), (_ROUND + 1, False)):
+        one, other = (masks.mask(width, 70, None, 1, torch.float32) for _ in range(2))
+        assert one is not None
+        assert other is not None
+        assert (one.data_ptr() == other.data_ptr()) is kept
+
+
 def test_additive_masks_lie_group_after_group() -> None:
     hidden = torch.tensor([[[False, True], [True, False]]])
     low = torch.finfo(torch.float32).min
@@ -208,11 +225,10 @@ def test_additive_masks_lie_group_after_group() -> None:
     ]
 
 
-def test_padding_sees_something_and_nothing_new() -> None:
-    """A padded query is never read, but a row that saw nothing would be no law."""
+def test_padding_sees_nothing_new() -> None:
     for case, row, token, want in (
         ("unequal widths", 0, 1, [1, 1, 1, 1, 1, 1, 0]),
-        ("empty rows", 1, 2, [1, 0, 0]),
+        ("empty rows", 1, 2, [0, 0, 0]),
     ):
         mask = placed(*CASES[case]).mask(None, 1, torch.float32)
         assert mask is not None

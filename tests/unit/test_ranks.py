@@ -121,6 +121,7 @@ def test_a_drawn_ragged_tree_keeps_each_node_s_law() -> None:
         ([(0,), (1, 0)], "the tree has the path [1, 0] without [1]"),
         ([(0,), (0, 1)], "the tree has the path [0, 1] without [0, 0]"),
         ([(0,), (1, 2)], "the tree has the path [1, 2] without [1]"),
+        ([(0,), (0, 0, 0)], "the tree has the path [0, 0, 0] without [0, 0]"),
         ([(0,), (0,)], "the tree has a path twice"),
     ],
 )
@@ -163,7 +164,7 @@ def test_nothing_to_search(accuracies: list[list[float]], nodes: int) -> None:
         ("[[0], [1.0]]", "holds no paths of ranks"),
         ('{"path": []}', "cannot be read ('paths')"),
         ("[0]", "cannot be read ('int' object is not iterable)"),
-        ("3", "cannot be read ('int' object is not subscriptable)"),
+        ("3", "cannot be read ('int' object is not iterable)"),
     ],
 )
 def test_what_a_file_without_a_tree_is_told(tmp_path: Path, text: str, said: str) -> None:
