@@ -27,7 +27,7 @@ from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
 from drafters.sequences import run_sequences
 from drafters.shape import TargetShape
-from drafters.spread import Spread, check_spread
+from drafters.spread import Spread, check_spread, weight_of
 from drafters.tree import TokenTree
 
 PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
@@ -200,8 +200,10 @@ class Target:
 
     def layer_state(self, index: int) -> dict[str, Tensor]:
         """Return the weights of one decoder layer by their Hugging Face names, for warm starts."""
-        layers = decoder_layers(self.model.base_model, self.shape.num_layers)
-        return dict(layers[index].state_dict())
+        layer = decoder_layers(self.model.base_model, self.shape.num_layers)[index]
+        (place,) = (name for name, module in self.model.named_modules() if module is layer)
+        state = layer.state_dict()
+        return {k: weight_of(self.model, f"{place}.{k}", tensor) for k, tensor in state.items()}
 
     @torch.inference_mode()
     def forward(

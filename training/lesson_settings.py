@@ -60,16 +60,25 @@ class FeatureSettings:
             without.
         store: folder that keeps them over epochs and runs (training/feature_store.py): what is in
             it is read, what is not is added; empty: none.
+        engine: vllm lets that engine hold the target and make what is not kept; of the target only
+            embedding and head are then in this process. Empty: the target makes them here.
+        engine_options: arguments of the engine's own, such as {tensor_parallel_size: 4}.
     """
 
     keep: str = "auto"
     dtype: str = "auto"
     store: str = ""
+    engine: str = ""
+    engine_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the names."""
         one_of("features.keep", self.keep, ("auto", "memory", "none"))
         one_of("features.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        if self.engine:
+            one_of("features.engine", self.engine, ("vllm",))
+        elif self.engine_options:
+            raise UserError("features.engine_options belongs to features.engine: give vllm there")
 
     @property
     def stored_dtype(self) -> str:

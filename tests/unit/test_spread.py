@@ -9,7 +9,10 @@ import torch
 from drafters.base import Features
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
+from drafters.loading import load_config
+from drafters.reference import decoder_layers
 from drafters.registry import build_drafter
+from drafters.spread import layers_on_disk
 from drafters.target import Target
 from inference.generate import generate
 from tests.folders import save_tiny_target
@@ -50,6 +53,25 @@ def test_a_layer_on_the_disk_changes_nothing(folder: Path) -> None:
     prompts = [ids[0].tolist(), [5, 6, 5, 6, 5]]
     outputs = [generate(t, drafter, prompts, max_new_tokens=12) for t in (whole, spread)]
     assert [o.ids for o in outputs[0]] == [o.ids for o in outputs[1]]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_all_layers_on_the_disk_are_read_when_they_are_asked_for(
+    family: str, tmp_path: Path
+) -> None:
+    folder = save_tiny_target(tmp_path, family, num_hidden_layers=2)
+    places = layers_on_disk(load_config(folder, "target"), "cpu")
+    whole, spread = Target.load(folder, engine="reference"), Target.load(folder, device_map=places)
+    layers = decoder_layers(spread.model.base_model, 2)
+    on_disk = {name for name, p in spread.model.named_parameters() if p.is_meta}
+    assert len(on_disk) == len(list(layers.parameters()))
+    assert all(p.is_meta for p in layers.parameters())
+    assert Fingerprint.of(spread) == Fingerprint.of(whole)
+    for left, right in zip(
+        spread.layer_state(1).items(), whole.layer_state(1).items(), strict=True
+    ):
+        assert left[0] == right[0]
+        torch.testing.assert_close(left[1], right[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
