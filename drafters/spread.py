@@ -6,6 +6,7 @@ read directly by drafters, losses and the engine, so both must be held by a devi
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class Spread:
     Args:
         device_map: a plan of accelerate's (auto, balanced, sequential), or devices by module name.
         max_memory: bytes, or such as "20GiB", by device; None: what is free.
+        offload_folder: takes a copy of what stays on the disk where a checkpoint stores it
+            otherwise than it is computed with, as mixtures store their experts.
 
     Raises:
         UserError: if there is no such plan.
@@ -33,6 +36,7 @@ class Spread:
 
     device_map: str | Mapping[str, Any]
     max_memory: Mapping[Any, Any] | None = None
+    offload_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check the plan's name."""
@@ -48,6 +52,7 @@ class Spread:
         return {
             "device_map": plan,
             "max_memory": None if self.max_memory is None else dict(self.max_memory),
+            "offload_folder": self.offload_folder,
         }
 
 

@@ -96,6 +96,7 @@ class Target:
         trust_remote_code: bool = False,
         device_map: str | Mapping[str, Any] | None = None,
         max_memory: Mapping[Any, Any] | None = None,
+        offload_folder: str | Path | None = None,
     ) -> "Target":
         """Load a target from a folder or the hub.
 
@@ -111,6 +112,7 @@ class Target:
             device_map: spreads its layers over several devices, or partly over the disk
                 (spread.py); it then runs its own forward, and the cache lies with its embedding.
             max_memory: of each device, for a device_map that is a plan.
+            offload_folder: see Spread.
 
         Raises:
             UserError: if nothing loadable is there, or as the class raises it.
@@ -118,7 +120,7 @@ class Target:
         check_engine(engine)
         if weights not in (None, INT8):
             raise UserError(f"weights is {weights!r}: give {INT8}, or leave it out")
-        spread = _spread(device_map, max_memory, device, engine, weights)
+        spread = _spread(device_map, max_memory, offload_folder, device, engine, weights)
         engine = engine if spread is None else "reference"
         place = chosen_device(device)
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -310,14 +312,16 @@ class Target:
 def _spread(
     device_map: str | Mapping[str, Any] | None,
     max_memory: Mapping[Any, Any] | None,
+    offload_folder: str | Path | None,
     device: str | None,
     engine: str | None,
     weights: str | None,
 ) -> Spread | None:
     """Return how a target is spread, if it is; refuse what only one device can do."""
     if device_map is None:
-        if max_memory is not None:
-            raise UserError("max_memory belongs to device_map: give device_map='auto' too")
+        for name, value in (("max_memory", max_memory), ("offload_folder", offload_folder)):
+            if value is not None:
+                raise UserError(f"{name} belongs to device_map: give device_map='auto' too")
         return None
     for name, value in (("device", device), ("weights", weights)):
         if value is not None:
@@ -327,7 +331,7 @@ def _spread(
             f"engine {engine} holds all layers on one device: give engine reference with "
             "device_map, or none"
         )
-    return Spread(device_map, max_memory)
+    return Spread(device_map, max_memory, offload_folder)
 
 
 def _joined(chunks: list[TargetOutput]) -> TargetOutput:

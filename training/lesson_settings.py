@@ -63,6 +63,8 @@ class FeatureSettings:
         engine: vllm lets that engine hold the target and make what is not kept; of the target only
             embedding and head are then in this process. Empty: the target makes them here.
         engine_options: arguments of the engine's own, such as {tensor_parallel_size: 4}.
+        offload_folder: takes a copy of the target's layers where they cannot be read as they are
+            stored (mixtures).
     """
 
     keep: str = "auto"
@@ -70,6 +72,7 @@ class FeatureSettings:
     store: str = ""
     engine: str = ""
     engine_options: dict[str, Any] = field(default_factory=dict)
+    offload_folder: str = ""
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -77,8 +80,9 @@ class FeatureSettings:
         one_of("features.dtype", self.dtype, ("auto", "float32", "bfloat16"))
         if self.engine:
             one_of("features.engine", self.engine, ("vllm",))
-        elif self.engine_options:
-            raise UserError("features.engine_options belongs to features.engine: give vllm there")
+        for name in ("engine_options", "offload_folder"):
+            if getattr(self, name) and not self.engine:
+                raise UserError(f"features.{name} belongs to features.engine: give vllm there")
 
     @property
     def stored_dtype(self) -> str:

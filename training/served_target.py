@@ -39,7 +39,12 @@ def load_target(settings: TrainSettings, device: str) -> Target:
                 "features.engine they are not here: leave one of the two out"
             )
     places = layers_on_disk(load_config(settings.target, "target"), device)
-    return Target.load(settings.target, dtype=settings.target_dtype, device_map=places)
+    return Target.load(
+        settings.target,
+        dtype=settings.target_dtype,
+        device_map=places,
+        offload_folder=settings.features.offload_folder or None,
+    )
 
 
 def served_states(
