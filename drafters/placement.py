@@ -126,7 +126,7 @@ class Placement:
         count = self.rows.stop - self.rows.start
         columns = torch.arange(self.span + 1, device=self.positions.device).expand(count, -1)
         columns = columns if self.guessed is None else columns.scatter(1, *self.guessed)
-        return columns[:, : self.span]
+        return columns[:, :-1]
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
         """Return the additive mask [rows, 1, groups * width, span], or None if all is visible.
@@ -323,4 +323,4 @@ def _hidden(
     taken = [block or some for block in blocks]
     visible = [F.pad(block.visible, (0, width - len(block.offset)) * 2) for block in taken]
     own = columns.clamp_max(span)[:, None].expand(-1, width, -1)
-    return hidden.scatter_(2, own, ~torch.stack(visible))[..., :span]
+    return hidden.scatter_(2, own, ~torch.stack(visible))[..., :-1]

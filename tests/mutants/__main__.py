@@ -48,7 +48,8 @@ def main(named: list[str]) -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         options = ["-qq", "-s", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
-        options += ["--tb=native", "--assert=plain"]  # nobody reads why a test fails
+        # nobody reads why a test fails, or where a process ended
+        options += ["--tb=native", "--assert=plain", "-p", "no:faulthandler"]
         pytest.main([*options, *files], plugins=[Judge(mutants, told)])
     return int(judged != expected or survived.total() > 0)
 

@@ -112,4 +112,5 @@ def test_laws_of_several_drafters_keep_their_own_ids() -> None:
 
 def test_a_law_is_broken_where_its_first_weight_is_no_number() -> None:
     probs = torch.tensor([[0.5, 0.5], [torch.nan, torch.nan]])
-    assert Laws(probs, None, torch.arange(2)).broken.tolist() == [False, True]
+    for laws in (probs, probs[:, :1]):
+        assert Laws(laws, None, torch.arange(2)).broken.tolist() == [False, True]

@@ -93,6 +93,7 @@ def test_a_chain_by_hand() -> None:
     assert (tree.parent_list, tree.is_chain) == ([-1, 0, 1], True)
     assert tree.depth.tolist() == [0, 1, 2]
     assert tree.visible.tolist() == [[True, False, False], [True, True, False], [True] * 3]
+    assert tree.visible.dtype == torch.bool
     built = TokenTree(tree.tokens, torch.tensor([-1, 0, 1]))
     assert built.is_chain
     assert built.depth.tolist() == [0, 1, 2]
