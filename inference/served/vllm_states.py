@@ -51,16 +51,17 @@ def watch(worker, layers):
         kind = type(model).__name__
         raise ValueError(f"its {kind} gives no outputs of layers, only the last state")
     if not hasattr(model, "states_seen"):
-        model.states_seen = []
+        # all devices of a target come to the same states: one keeps and writes them
+        model.states_seen = None if worker.rank else []
         model.register_forward_hook(_keep, with_kwargs=True)
 
 
 def write(worker, prompts, file):
-    """Write what was seen of these prompts. All devices of a target hold the same: one writes."""
-    model = worker.get_model()
-    seen, model.states_seen = model.states_seen, []
+    """Write what was seen of these prompts."""
     if worker.rank:
         return
+    model = worker.get_model()
+    seen, model.states_seen = model.states_seen, []
     found = {}
     for ids, positions, states in seen:
         starts = (positions == 0).nonzero()[:, 0].tolist()
@@ -76,6 +77,8 @@ def write(worker, prompts, file):
 def _keep(model, _, given, out):
     """Keep copies; the engine goes on with the last state alone, as without a drafter."""
     last, taps = out if isinstance(out, tuple) else (out, [])
+    if model.states_seen is None:
+        return last
     ids = given["input_ids"].to("cpu", copy=True)
     positions = given["positions"].reshape(-1, len(ids))[0].to("cpu", copy=True)
     model.states_seen.append((ids, positions, torch.stack([last, *taps], 1).cpu()))

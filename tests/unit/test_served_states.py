@@ -189,6 +189,13 @@ def test_the_engine_s_side_tells_prompts_apart(tmp_path: Path) -> None:
     assert found["taps"][:, :, 0].tolist() == [[x + 2, x + 4] for x in found["last"][:, 0]]
     assert run([])["taps"].shape == (7, 0, 2)
     assert not model.states_seen
+    other = Model()
+    beside = SimpleNamespace(get_model=lambda: other, rank=1)
+    watch(beside, [1])
+    assert isinstance(other(input_ids=torch.tensor([1]), positions=torch.tensor([0])), Tensor)
+    write(beside, prompts, str(tmp_path / "never"))
+    assert other.states_seen is None
+    assert not (tmp_path / "never").exists()
     with pytest.raises(ValueError, match="3 of 3 prompts went through it in pieces"):
         write(worker, prompts, file)
     with pytest.raises(ValueError, match="its Linear gives no outputs of layers"):
