@@ -124,9 +124,7 @@ class KVCache:
         """
         own = kernels(query.dtype, query.device.type)
         if own is not None and placement.width <= _FEW:
-            usual = query.shape[-1] ** -0.5
-            by = own, usual if scale is None else scale
-            return self._attend_few(layer, query, placement, window, *by)
+            return self._attend_few(own, layer, query, placement, window, scale)
         keys, values = self.read(layer, placement)
         grid = placement.to_grid(query)
         count, width, heads, dim = grid.shape
@@ -144,21 +142,21 @@ class KVCache:
 
     def _attend_few(
         self,
+        own: Kernels,
         layer: int,
         query: Tensor,
         placement: Placement,
         window: int | None,
-        own: Kernels,
-        scale: float,
+        scale: float | None,
     ) -> Tensor:
-        """Let a kernel that takes a row's run of cells and a mask do it."""
+        """Let the kernel do it: a row's run of cells, and a mask where that is not enough."""
         keys, values = self._cells[layer]
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
         runs = placement.runs(window)
         if runs is not None:
             return own.attend(query, keys, values, runs, None, scale)
+        grid, runs = placement.to_grid(query), placement.whole_runs(self.capacity)
         mask = placement.mask(window, 1, query.dtype)
-        grid = placement.to_grid(query)
-        runs = placement.whole_runs(self.capacity)
         out = own.attend(grid.flatten(0, 1), keys, values, runs, mask, scale)
         return placement.from_grid(out.view(*grid.shape[:2], -1))
 
