@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.errors import UserError
-from drafters.native import kernels
+from drafters.native import Kernels, kernels
 from drafters.placement import Block, ChainMasks, Placement, place
+
+_FEW = 16  # new tokens a row, beyond which torch is as fast
 
 
 class KVCache:
@@ -121,10 +123,10 @@ class KVCache:
             [M, query heads * head_dim].
         """
         own = kernels(query.dtype, query.device.type)
-        if own is not None and (runs := placement.runs(window)) is not None:
-            keys, values = self._cells[layer]
+        if own is not None and placement.width <= _FEW:
             usual = query.shape[-1] ** -0.5
-            return own.attend(query, keys, values, runs, usual if scale is None else scale)
+            by = own, usual if scale is None else scale
+            return self._attend_few(layer, query, placement, window, *by)
         keys, values = self.read(layer, placement)
         grid = placement.to_grid(query)
         count, width, heads, dim = grid.shape
@@ -139,6 +141,26 @@ class KVCache:
         if width != 1:
             out = out.view(count, self.heads, groups, width, dim).permute(0, 3, 1, 2, 4)
         return placement.from_grid(out.reshape(count, width, heads * dim))
+
+    def _attend_few(
+        self,
+        layer: int,
+        query: Tensor,
+        placement: Placement,
+        window: int | None,
+        own: Kernels,
+        scale: float,
+    ) -> Tensor:
+        """Let a kernel that takes a row's run of cells and a mask do it."""
+        keys, values = self._cells[layer]
+        runs = placement.runs(window)
+        if runs is not None:
+            return own.attend(query, keys, values, runs, None, scale)
+        mask = placement.mask(window, 1, query.dtype)
+        grid = placement.to_grid(query)
+        runs = placement.whole_runs(self.capacity)
+        out = own.attend(grid.flatten(0, 1), keys, values, runs, mask, scale)
+        return placement.from_grid(out.view(*grid.shape[:2], -1))
 
     def keep(self, paths: Sequence[Sequence[int] | None]) -> None:
         """Commit one path of the tokens placed last, root first; drop the others.

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.integrations.accelerate import load_offloaded_parameter
 
 from drafters.int8 import quantisation
+from drafters.spread import weight_of
 from drafters.target import Target
 
 _SAMPLED = 4096  # values of each tensor that enter the weights' digest
@@ -120,8 +120,7 @@ def _weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     if quantisation(model.config):
         tensors |= dict(model.named_buffers())
     for name in sorted(tensors):
-        on_disk = tensors[name].is_meta  # of a spread target
-        yield name, load_offloaded_parameter(model, name) if on_disk else tensors[name]
+        yield name, weight_of(model, name, tensors[name])
 
 
 def _weights_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:

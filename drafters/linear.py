@@ -1,10 +1,11 @@
 """Linear maps with the kernel that the CPU is fastest with.
 
-A few tokens are bound by reading the weights, some more by arithmetic: kernels of our own serve
-both (native.py). For many, oneDNN takes over, faster once a weight is packed; the packing operators
-are private to torch, so every use is guarded. Where either is missing or refuses, F.linear serves.
+Kernels of our own (native.py) read a weight once for all tokens, as panels that it is laid out in.
+Where they are missing, and in bfloat16 for many tokens where the processor multiplies it itself,
+F.linear serves.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -12,14 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafters.native import kernels
-
-# One packed layout serves any number of rows; packing for one row is slow for more.
-_PACKED_FOR_ROWS = 16
+from drafters.native import kernels, panels
 
 Then = Literal["none", "silu", "add", "multiply"]
 
-_ONEDNN = {"none": "none", "silu": "swish", "add": "add", "multiply": "mul"}
 _AFTER: dict[Then, Callable[[Tensor, Any], Tensor]] = {
     "none": lambda y, _: y,
     "silu": lambda y, _: F.silu(y),
@@ -37,7 +34,7 @@ class FrozenLinear:
     Args:
         weights: one or several [out, in] matrices of one dtype, stacked along `out`.
         biases: as many [out] vectors, or None.
-        pack: whether to pack for the CPU's kernel where that is possible.
+        pack: whether to lay the weights out for the CPU's kernels where that is possible.
     """
 
     def __init__(
@@ -47,16 +44,14 @@ class FrozenLinear:
         *,
         pack: bool = True,
     ) -> None:
-        """Stack and pack."""
+        """Stack and lay out."""
         weight = weights[0].detach() if len(weights) == 1 else torch.cat(list(weights)).detach()
         self.bias = None if biases is None else torch.cat(list(biases)).detach()
         self.out_features, self.in_features = weight.shape
-        self.packed = _packed(weight) if pack else None
         self.kernels = kernels(weight.dtype, weight.device.type) if pack else None
-        plain = self.packed is None or self.kernels is not None
-        self.weight = weight.contiguous() if plain else None
-        if self.packed is not None and self.kernels is not None and _fits_bfloat16(weight):
-            self.weight = weight.bfloat16()  # the same numbers in half the bytes
+        self.most_tokens = 0 if self.kernels is None else self.kernels.most_tokens
+        self.panels = None if self.kernels is None else panels(_narrowest(weight))
+        self.weight = weight.contiguous() if self.most_tokens < sys.maxsize else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
@@ -75,40 +70,18 @@ class FrozenLinear:
         return self._run(x, "multiply", other)
 
     def _run(self, x: Tensor, then: Then, other: Tensor | None) -> Tensor:
-        own, tokens = self.kernels, x.numel() // self.in_features
-        if (
-            own is not None
-            and x.dtype == own.dtype
-            and (self.packed is None or tokens <= own.most_tokens)
-        ):
-            assert self.weight is not None
-            other = None if other is None else other.contiguous()
-            y = own.linear(x.contiguous(), self.weight, self.bias, then, other)
-            return y if x.ndim == 2 else y.view(*x.shape[:-1], self.out_features)
-        if self.packed is None:
+        own, flat = self.kernels, x.reshape(-1, self.in_features)
+        if own is None or len(flat) > self.most_tokens:
             assert self.weight is not None
             return _AFTER[then](F.linear(x, self.weight, self.bias), other)
-        if other is None:
-            unary = torch.ops.mkldnn._linear_pointwise
-            return unary(x, self.packed, self.bias, _ONEDNN[then], [], "")
-        binary = torch.ops.mkldnn._linear_pointwise.binary
-        return binary(x, other, self.packed, self.bias, _ONEDNN[then])
+        assert self.panels is not None
+        assert x.dtype == own.dtype  # which the kernels do not ask
+        other = None if other is None else other.contiguous()
+        y = own.linear(flat.contiguous(), self.panels, self.out_features, self.bias, then, other)
+        return y if x.ndim == 2 else y.view(*x.shape[:-1], self.out_features)
 
 
-def _fits_bfloat16(weight: Tensor) -> bool:
-    """Tell whether rounding to bfloat16 changes nothing, as with weights published in it."""
-    return all(torch.equal(part.bfloat16().to(part.dtype), part) for part in weight.split(4096))
-
-
-def _packed(weight: Tensor) -> Tensor | None:
-    """Return the packed weight, or None where this machine or torch cannot."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return None
-    try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_FOR_ROWS)
-        probe, other = weight.new_ones(1, weight.shape[1]), weight.new_ones(1, weight.shape[0])
-        torch.ops.mkldnn._linear_pointwise(probe, packed, None, "swish", [], "")
-        torch.ops.mkldnn._linear_pointwise.binary(probe, other, packed, None, "mul")
-    except (RuntimeError, AttributeError):
-        return None
-    return packed
+def _narrowest(weight: Tensor) -> Tensor:
+    """Return the weight in bfloat16 where that changes no number: half the bytes to read."""
+    same = all(torch.equal(part.bfloat16().to(part.dtype), part) for part in weight.split(4096))
+    return weight.bfloat16() if same else weight

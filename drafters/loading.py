@@ -158,4 +158,9 @@ def _said(role: str, path: str | Path) -> Iterator[None]:
         raise
     except Exception as error:  # whatever transformers makes of somebody's files
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if "offload_folder" in reason:
+            raise UserError(
+                f"{role} {path} stores its layers otherwise than they are computed with, so what "
+                "stays on the disk is a copy: give offload_folder, with room for it"
+            ) from error
         raise UserError(f"{role} {path}: {reason}; {_GIVE}") from error

@@ -1,4 +1,4 @@
-/* Kernels for a handful of tokens: there a linear map is bound by reading its weights once, and
+/* Kernels for decoding: a linear map of a handful of tokens is bound by reading its weights once, and
    everything else by the number of calls it takes. Compiled at first use by native.py for the
    machine at hand.
 
@@ -16,14 +16,12 @@
 #else
 #define LANES 4
 #endif
-#define TILE_ROWS 4
-#define TILE_TOKENS 8
-#define BLOCK 12 /* output rows a thread takes at a time: tiles of 3 and of 4 fit */
 
 typedef uint16_t bf16;
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(LANES * 4)));
+typedef uint32_t bits_any __attribute__((vector_size(LANES * 4), aligned(2)));
 typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 typedef uint16_t half_any __attribute__((vector_size(LANES * 2), aligned(2)));
 
@@ -49,6 +47,13 @@ static inline void put_bf16(bf16 *p, float value) {
     else
         *p = (bf16)((wide + 0x7fff + ((wide >> 16) & 1)) >> 16);
 }
+#define LOAD_float load_f32
+#define GET_float get_f32
+#define PUT_float put_f32
+#define LOAD_bf16 load_bf16
+#define GET_bf16 get_bf16
+#define PUT_bf16 put_bf16
+
 static inline float sum(vec v) {
 #if defined(__GNUC__) && !defined(__clang__)
     for (int half = LANES / 2; half; half /= 2) {
@@ -66,128 +71,7 @@ static inline float sum(vec v) {
 #endif
 }
 
-/* dots[r][n] = weight row r . token n, over `rows` x `tokens`; both are constants once inlined.
-   Rows lie `stride` apart. */
-#define DOTS(T)                                                                                    \
-    static inline __attribute__((always_inline)) void dots_##T(                                    \
-        const T *weight, long stride, const float *x, long in,                                     \
-        float dots[TILE_ROWS][TILE_TOKENS], const int rows, const int tokens) {                    \
-        vec acc[TILE_ROWS][TILE_TOKENS];                                                           \
-        for (int r = 0; r < rows; r++)                                                             \
-            for (int n = 0; n < tokens; n++) acc[r][n] = (vec){0};                                 \
-        long k = 0;                                                                                \
-        for (; k + LANES <= in; k += LANES) {                                                      \
-            vec column[TILE_TOKENS];                                                               \
-            for (int n = 0; n < tokens; n++) column[n] = load_f32(x + n * in + k);                 \
-            for (int r = 0; r < rows; r++) {                                                       \
-                vec w = LOAD_##T(weight + r * stride + k);                                         \
-                __builtin_prefetch(weight + (rows + r) * stride + k); /* the next tile's */        \
-                for (int n = 0; n < tokens; n++) acc[r][n] += w * column[n];                       \
-            }                                                                                      \
-        }                                                                                          \
-        for (int r = 0; r < rows; r++)                                                             \
-            for (int n = 0; n < tokens; n++) {                                                     \
-                float rest = 0;                                                                    \
-                for (long j = k; j < in; j++)                                                      \
-                    rest += GET_##T(weight + r * stride + j) * x[n * in + j];                      \
-                dots[r][n] = sum(acc[r][n]) + rest;                                                \
-            }                                                                                      \
-    }
-
-#define FINISH(T)                                                                                  \
-    static inline void finish_##T(float dot, long place, long row, const T *bias, const T *other,  \
-                                  int then, T *y) {                                                \
-        if (bias) dot += GET_##T(bias + row);                                                      \
-        if (then == SILU) dot = dot / (1.0f + expf(-dot));                                         \
-        if (then == ADD) dot += GET_##T(other + place);                                            \
-        if (then == MULTIPLY) dot *= GET_##T(other + place);                                       \
-        PUT_##T(y + place, dot);                                                                   \
-    }
-
-#define TILE(W, T, first, rows, tokens)                                                            \
-    {                                                                                              \
-        float dots[TILE_ROWS][TILE_TOKENS];                                                        \
-        dots_##W(weight + row * in, in, x + first * in, in, dots, rows, tokens);                   \
-        for (int n = 0; n < tokens; n++)                                                           \
-            for (int r = 0; r < rows; r++)                                                         \
-                finish_##T(dots[r][n], (first + n) * out + row + r, row + r, bias, other, then, y);\
-    }
-
-#define ROWS(W, T, rows, tokens)                                                                   \
-    for (; row + rows <= end; row += rows) TILE(W, T, 0, rows, tokens)
-
-/* more tokens than a tile holds, four at a time: the tile's weights stay in the nearest cache */
-#define GROUPS(W, T, rows)                                                                         \
-    for (; row + rows <= end; row += rows) {                                                       \
-        long first = 0;                                                                            \
-        for (; first + 4 <= tokens; first += 4) TILE(W, T, first, rows, 4)                         \
-        if (tokens - first == 3) TILE(W, T, first, rows, 3)                                        \
-        if (tokens - first == 2) TILE(W, T, first, rows, 2)                                        \
-        if (tokens - first == 1) TILE(W, T, first, rows, 1)                                        \
-    }
-
-/* y [tokens, out] = then(x [tokens, in] weight [out, in]^T + bias, other [tokens, out]) */
-#define LINEAR(W, T)                                                                               \
-    void linear_##W##_##T(const W *weight, const T *bias, const T *given, const T *other, T *y,    \
-                    long tokens, long in, long out, int then) {                                    \
-        _Pragma("omp parallel") {                                                                  \
-            float *wide = WIDEN_##T ? malloc(tokens * in * sizeof(float)) : 0;                     \
-            const float *x = WIDEN_##T ? wide : (const float *)given;                              \
-            if (WIDEN_##T)                                                                         \
-                for (long i = 0; i < tokens * in; i++) wide[i] = GET_##T(given + i);               \
-            _Pragma("omp for schedule(static)") for (long block = 0; block < out; block += BLOCK) {\
-                long end = block + BLOCK < out ? block + BLOCK : out;                              \
-                long row = block;                                                                  \
-                switch (tokens) {                                                                  \
-                case 1: ROWS(W, T, 4, 1) ROWS(W, T, 1, 1) break;                                   \
-                case 2: ROWS(W, T, 4, 2) ROWS(W, T, 1, 2) break;                                   \
-                case 3: ROWS(W, T, 4, 3) ROWS(W, T, 1, 3) break;                                   \
-                case 4: ROWS(W, T, 3, 4) ROWS(W, T, 1, 4) break;                                   \
-                case 5: ROWS(W, T, 2, 5) ROWS(W, T, 1, 5) break;                                   \
-                case 6: ROWS(W, T, 2, 6) ROWS(W, T, 1, 6) break;                                   \
-                case 7: ROWS(W, T, 2, 7) ROWS(W, T, 1, 7) break;                                   \
-                case 8: ROWS(W, T, 1, 8) break;                                                    \
-                default: GROUPS(W, T, 3) GROUPS(W, T, 1)                                           \
-                }                                                                                  \
-            }                                                                                      \
-            free(wide);                                                                            \
-        }                                                                                          \
-    }
-
-/* y [tokens, width] = x / rms(x) * weight */
-#define RMS_NORM(T)                                                                                \
-    void rms_norm_##T(const T *weight, const T *x, T *y, long tokens, long width, float epsilon) { \
-        for (long n = 0; n < tokens; n++, x += width, y += width) {                                \
-            vec lanes = (vec){0};                                                                  \
-            long k = 0;                                                                            \
-            for (; k + LANES <= width; k += LANES) lanes += LOAD_##T(x + k) * LOAD_##T(x + k);     \
-            float squares = sum(lanes);                                                            \
-            for (; k < width; k++) squares += GET_##T(x + k) * GET_##T(x + k);                     \
-            float scale = 1.0f / sqrtf(squares / width + epsilon);                                 \
-            for (long i = 0; i < width; i++)                                                       \
-                PUT_##T(y + i, GET_##T(x + i) * scale * GET_##T(weight + i));                      \
-        }                                                                                          \
-    }
-
-/* x [tokens, heads, width], tokens `stride` apart, turned in place; cosine and sine [tokens, width],
-   tokens `phase_stride` apart, the sine's first half negated */
-#define ROTATE(T)                                                                                  \
-    void rotate_##T(T *x, long stride, const T *cosine, const T *sine, long phase_stride,          \
-                    long tokens, long heads, long width) {                                         \
-        long half = width / 2;                                                                     \
-        for (long n = 0; n < tokens; n++, cosine += phase_stride, sine += phase_stride)            \
-            for (long h = 0; h < heads; h++) {                                                     \
-                T *low = x + n * stride + h * width, *high = low + half;                           \
-                for (long d = 0; d < half; d++) {                                                  \
-                    float a = GET_##T(low + d), b = GET_##T(high + d);                             \
-                    PUT_##T(low + d, a * GET_##T(cosine + d) + b * GET_##T(sine + d));             \
-                    PUT_##T(high + d,                                                              \
-                            b * GET_##T(cosine + half + d) + a * GET_##T(sine + half + d));        \
-                }                                                                                  \
-            }                                                                                      \
-    }
-
-/* e^x, within 2 units of the last place; NaN stays NaN */
+/* e^x, within 2 units of the last place, 0 below e^-87; NaN stays NaN */
 static inline vec exponential(vec x) {
     const vec low = (vec){0} - 87.0f, high = (vec){0} + 88.0f, magic = (vec){0} + 12582912.0f;
     ints below = x < low, above = x > high;
@@ -198,227 +82,316 @@ static inline vec exponential(vec x) {
     vec r = x - power * 0.693359375f + power * 2.12194440e-4f;
     vec y = ((((r * 1.9875691500e-4f + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r +
               4.1665795894e-2f) * r + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-    return (y * r * r + r + 1.0f) * (vec)((whole + 127) << 23);
+    return (vec)((ints)((y * r * r + r + 1.0f) * (vec)((whole + 127) << 23)) & ~below);
 }
 
-/* Many tokens: arithmetic is what counts. Lanes are tokens, so that nothing is summed across them;
-   a weight is widened once for all tokens and met by TURNED of them at a time. */
-#define WIDE_ROWS 6
-#define WIDE_BLOCK 24 /* output rows a thread takes at a time */
-#define TURNED (2 * LANES)
-#define RUN 64 /* products summed one after the other: a sum of short sums rounds less */
+/* Linear maps read their weights as panels [in, PANEL] of PANEL output rows: in the order they lie,
+   while the next panel is fetched. Lanes are rows, so nothing is summed across them, and an output is
+   the same sum however many tokens there are. */
+#define PANEL 16
+#define VECS (PANEL / LANES)
+#if LANES == 16
+#define GROUP 12 /* tokens whose sums the registers hold */
+#else
+#define GROUP 6
+#endif
+#define PAGE 512 /* tokens whose states the caches hold */
+#define MANY 32  /* tokens worth a second thread where little is done to each */
+#define RUN 64   /* products summed one after the other: a sum of short sums rounds less */
 
-static inline __attribute__((always_inline)) void panel(
-    const float *weight, const float *x, long in, float dots[WIDE_ROWS][TURNED], const int rows,
-    const int vecs) {
-    vec total[WIDE_ROWS][2] = {{{0}}};
-    for (long start = 0; start < in; start += RUN) {
-        long stop = start + RUN < in ? start + RUN : in;
-        vec acc[WIDE_ROWS][2];
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vecs; v++) acc[r][v] = (vec){0};
-        for (long k = start; k < stop; k++) {
-            vec column[2];
-            for (int v = 0; v < vecs; v++) column[v] = *(const vec *)(x + (k * vecs + v) * LANES);
-            for (int r = 0; r < rows; r++)
-                for (int v = 0; v < vecs; v++) acc[r][v] += weight[r * in + k] * column[v];
-        }
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vecs; v++) total[r][v] += acc[r][v];
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) memcpy(dots[r] + v * LANES, &total[r][v], sizeof(vec));
+#if defined(__x86_64__) /* keep in a register what would otherwise be read again for every token */
+#define HOLD(v) __asm__("" : "+v"(v))
+#elif defined(__aarch64__)
+#define HOLD(v) __asm__("" : "+w"(v))
+#else
+#define HOLD(v)
+#endif
+
+/* Columns that lie together, and their vectors [DEPTH] of LANES rows. Two bfloat16 numbers of a row
+   share a word, so that widening is a shift or a mask. */
+#define DEPTH_float 1
+#define DEPTH_bf16 2
+static inline void take_float(const float *from, vec *columns) { columns[0] = load_f32(from); }
+static inline void take_bf16(const bf16 *from, vec *columns) {
+    bits pairs = *(const bits_any *)from;
+    columns[0] = (vec)(pairs << 16);
+    columns[1] = (vec)(pairs & 0xffff0000u);
 }
 
-/* turned: groups of TURNED tokens (the last may hold LANES), each [in, tokens], zeros behind */
-static void turn(const float *x, float *turned, long tokens, long in) {
-    _Pragma("omp parallel for schedule(static)") for (long first = 0; first < tokens;
-                                                      first += TURNED) {
-        long wide = tokens - first > LANES ? TURNED : LANES;
-        float *to = turned + first * in;
-        for (long n = 0; n < wide; n++)
-            for (long k = 0; k < in; k++)
-                to[k * wide + n] = first + n < tokens ? x[(first + n) * in + k] : 0.0f;
-    }
-}
-
-static inline void finish_wide(float dots[WIDE_ROWS][TURNED], long first, long count, long row,
-                               int rows, long out, const float *bias, const float *other, int then,
-                               float *y) {
-    for (int r = 0; r < rows; r++) {
-        if (bias)
-            for (int n = 0; n < TURNED; n++) dots[r][n] += bias[row + r];
-        if (then == SILU)
-            for (int n = 0; n < TURNED; n += LANES) {
-                vec dot = load_f32(dots[r] + n);
-                dot = dot / (exponential(-dot) + 1.0f);
-                memcpy(dots[r] + n, &dot, sizeof dot);
-            }
-    }
-    for (long n = 0; n < count; n++)
-        for (int r = 0; r < rows; r++) {
-            long place = (first + n) * out + row + r;
-            float dot = dots[r][n];
-            if (then == ADD) dot += other[place];
-            if (then == MULTIPLY) dot *= other[place];
-            y[place] = dot;
-        }
-}
-
-#define PANELS(W, rows)                                                                               \
-    for (; row + rows <= end; row += rows) {                                                       \
-        for (long i = 0; wide && i < rows * in; i++) wide[i] = GET_##W(weight + row * in + i);       \
-        const float *w = wide ? wide : (const float *)weight + row * in;                           \
-        for (long first = 0; first < tokens; first += TURNED) {                                    \
-            float dots[WIDE_ROWS][TURNED] = {{0}};                                                 \
-            long count = tokens - first < TURNED ? tokens - first : TURNED;                        \
-            if (count > LANES)                                                                     \
-                panel(w, turned + first * in, in, dots, rows, 2);                                  \
-            else                                                                                   \
-                panel(w, turned + first * in, in, dots, rows, 1);                                  \
-            finish_wide(dots, first, count, row, rows, out, bias, other, then, y);                 \
-        }                                                                                          \
-    }
-
-/* as linear, over any number of tokens */
-#define WIDE(W)                                                                                    \
-    void wide_##W(const W *weight, const float *bias, const float *x, const float *other,          \
-                  float *y, long tokens, long in, long out, int then) {                            \
-        long padded = (tokens + LANES - 1) / LANES * LANES;                                        \
-        float *turned = aligned_alloc(64, (padded * in * sizeof(float) + 63) / 64 * 64);           \
-        turn(x, turned, tokens, in);                                                               \
-        _Pragma("omp parallel") {                                                                  \
-            float *wide = WIDEN_##W ? malloc(WIDE_ROWS * in * sizeof(float)) : 0;                  \
-            _Pragma("omp for schedule(static)") for (long block = 0; block < out;                  \
-                                                     block += WIDE_BLOCK) {                        \
-                long end = block + WIDE_BLOCK < out ? block + WIDE_BLOCK : out;                    \
-                long row = block;                                                                  \
-                PANELS(W, 6) PANELS(W, 1)                                                                         \
+/* sums[n][r] = panel row r . token n, whose k-th number is x[k * column + n * token]; the panel is
+   [in / DEPTH, vecs * LANES, DEPTH], and every column of it fetches `step` weights of `ahead` */
+#define SUMS(W)                                                                                    \
+    static inline __attribute__((always_inline)) void sums_##W(                                    \
+        const W *panel, const W *ahead, long step, const float *x, long column, long token,        \
+        long in, float sums[GROUP][PANEL], const int tokens, const int vecs) {                     \
+        vec total[GROUP][VECS] = {{{0}}};                                                          \
+        for (long start = 0; start < in; start += RUN) {                                           \
+            long stop = start + RUN < in ? start + RUN : in;                                       \
+            vec acc[GROUP][VECS];                                                                  \
+            for (int n = 0; n < tokens; n++)                                                       \
+                for (int v = 0; v < vecs; v++) acc[n][v] = (vec){0};                               \
+            for (long k = start; k < stop; k += DEPTH_##W) {                                       \
+                vec w[VECS][DEPTH_##W];                                                            \
+                for (int v = 0; v < vecs; v++)                                                     \
+                    take_##W(panel + (k * vecs + v * DEPTH_##W) * LANES, w[v]);                    \
+                __builtin_prefetch(ahead + k * step, 0, 2);                                        \
+                for (int d = 0; d < DEPTH_##W; d++) {                                              \
+                    for (int v = 0; v < vecs; v++) HOLD(w[v][d]);                                  \
+                    for (int n = 0; n < tokens; n++)                                               \
+                        for (int v = 0; v < vecs; v++)                                             \
+                            acc[n][v] += w[v][d] * x[(k + d) * column + n * token];                \
+                }                                                                                  \
             }                                                                                      \
-            free(wide);                                                                            \
+            for (int n = 0; n < tokens; n++)                                                       \
+                for (int v = 0; v < vecs; v++) total[n][v] += acc[n][v];                           \
+        }                                                                                          \
+        for (int n = 0; n < tokens; n++) memcpy(sums[n], total[n], vecs * sizeof(vec));            \
+    }
+
+SUMS(float)
+SUMS(bf16)
+
+#define FINISH(T)                                                                                  \
+    static inline void finish_##T(float *sums, long rows, const T *bias, const T *other, int then, \
+                                  T *y) {                                                          \
+        for (long r = 0; bias && r < rows; r++) sums[r] += GET_##T(bias + r);                      \
+        for (long r = 0; then == SILU && r < PANEL; r += LANES) {                                  \
+            vec sum = load_f32(sums + r);                                                          \
+            sum = sum / (exponential(-sum) + 1.0f);                                                \
+            memcpy(sums + r, &sum, sizeof sum);                                                    \
+        }                                                                                          \
+        for (long r = 0; then == ADD && r < rows; r++) sums[r] += GET_##T(other + r);              \
+        for (long r = 0; then == MULTIPLY && r < rows; r++) sums[r] *= GET_##T(other + r);         \
+        for (long r = 0; r < rows; r++) PUT_##T(y + r, sums[r]);                                   \
+    }
+
+#if GROUP == 6
+#define EACH(DO, with) DO(with, 1) DO(with, 2) DO(with, 3) DO(with, 4) DO(with, 5) DO(with, 6)
+#else
+#define EACH(DO, with)                                                                             \
+    DO(with, 1) DO(with, 2) DO(with, 3) DO(with, 4) DO(with, 5) DO(with, 6)                        \
+    DO(with, 7) DO(with, 8) DO(with, 9) DO(with, 10) DO(with, 11) DO(with, 12)
+#endif
+
+#define MAP(W, count)                                                                              \
+    case count:                                                                                    \
+        sums_##W(panel, ahead, step, turned + first * deep, count, 1, deep, sums, count, VECS);    \
+        break;
+
+/* y [tokens, out] = then(x [tokens, in] weight^T + bias, other [tokens, out]); a page of tokens */
+#define LINEAR(W, T)                                                                               \
+    static void page_##W##_##T(const W *weight, const T *bias, const T *x, const T *other, T *y,   \
+                               long tokens, long in, long out, int then) {                         \
+        long groups = (tokens + GROUP - 1) / GROUP, size = (tokens + groups - 1) / groups;         \
+        long panels = (out + PANEL - 1) / PANEL, step = (PANEL + groups - 1) / groups;             \
+        long deep = (in + DEPTH_##W - 1) / DEPTH_##W * DEPTH_##W;                                  \
+        float *turned = malloc(tokens * deep * sizeof(float)); /* groups of [deep, size] */        \
+        _Pragma("omp parallel") {                                                                  \
+            _Pragma("omp for schedule(static)") for (long n = 0; n < tokens; n++) {                \
+                long first = n - n % size;                                                         \
+                long count = tokens - first < size ? tokens - first : size;                        \
+                float *to = turned + first * deep + n - first;                                     \
+                for (long k = 0; k < in; k++) to[k * count] = GET_##T(x + n * in + k);             \
+                if (in < deep) to[in * count] = 0;                                                 \
+            }                                                                                      \
+            _Pragma("omp for schedule(static)") for (long p = 0; p < panels; p++) {                \
+                const W *panel = weight + p * deep * PANEL, *ahead = panel + deep * PANEL;         \
+                long row = p * PANEL, rows = out - row < PANEL ? out - row : PANEL;                \
+                for (long first = 0; first < tokens; first += size, ahead += deep * step) {        \
+                    long count = tokens - first < size ? tokens - first : size;                    \
+                    float sums[GROUP][PANEL];                                                      \
+                    switch (count) { EACH(MAP, W) }                                                \
+                    for (long n = 0; n < count; n++) {                                             \
+                        long place = (first + n) * out + row;                                      \
+                        finish_##T(sums[n], rows, bias ? bias + row : 0,                           \
+                                   other ? other + place : 0, then, y + place);                    \
+                    }                                                                              \
+                }                                                                                  \
+            }                                                                                      \
         }                                                                                          \
         free(turned);                                                                              \
+    }                                                                                              \
+    void linear_##W##_##T(const W *weight, const T *bias, const T *x, const T *other, T *y,        \
+                          long tokens, long in, long out, int then) {                              \
+        for (long n = 0; n < tokens; n += PAGE)                                                    \
+            page_##W##_##T(weight, bias, x + n * in, other ? other + n * out : 0, y + n * out,     \
+                           tokens - n < PAGE ? tokens - n : PAGE, in, out, then);                  \
     }
 
-/* weighted values: out[g] += weights[g][c] values[c] over `count` columns `stride` apart, for
-   `vecs` vectors of the head from `values` on */
-#define MIX(T)                                                                                     \
-    static inline __attribute__((always_inline)) void mix_##T(                                     \
-        const T *values, long stride, const float *weights, long count, const float *scale, T *out,\
-        long dim, const int groups, const int vecs) {                                              \
-        vec acc[4][4];                                                                             \
-        for (int g = 0; g < groups; g++)                                                           \
-            for (int v = 0; v < vecs; v++) acc[g][v] = (vec){0};                                   \
-        for (long c = 0; c < count; c++) {                                                         \
-            vec column[4];                                                                         \
-            for (int v = 0; v < vecs; v++) column[v] = LOAD_##T(values + c * stride + v * LANES);  \
-            for (int g = 0; g < groups; g++)                                                       \
-                for (int v = 0; v < vecs; v++) acc[g][v] += weights[g * count + c] * column[v];    \
+/* y [tokens, width] = x / rms(x) * weight */
+#define RMS_NORM(T)                                                                                \
+    void rms_norm_##T(const T *weight, const T *x, T *y, long tokens, long width, float epsilon) { \
+        _Pragma("omp parallel for if (tokens > MANY)") for (long n = 0; n < tokens; n++) {         \
+            const T *from = x + n * width;                                                         \
+            T *to = y + n * width;                                                                 \
+            vec lanes = (vec){0};                                                                  \
+            long k = 0;                                                                            \
+            for (; k + LANES <= width; k += LANES) lanes += LOAD_##T(from + k) * LOAD_##T(from + k);\
+            float squares = sum(lanes);                                                            \
+            for (; k < width; k++) squares += GET_##T(from + k) * GET_##T(from + k);               \
+            float scale = 1.0f / sqrtf(squares / width + epsilon);                                 \
+            for (long i = 0; i < width; i++)                                                       \
+                PUT_##T(to + i, GET_##T(from + i) * scale * GET_##T(weight + i));                  \
         }                                                                                          \
-        for (int g = 0; g < groups; g++)                                                           \
-            for (int v = 0; v < vecs; v++)                                                         \
-                for (int i = 0; i < LANES; i++)                                                    \
-                    PUT_##T(out + g * dim + v * LANES + i, acc[g][v][i] * scale[g]);               \
     }
 
-static float soften(float *scores, long count, float scale) {
-    float most = -INFINITY, total = 0;
-    for (long c = 0; c < count; c++) {
-        scores[c] *= scale;
-        most = scores[c] > most ? scores[c] : most;
+/* x [tokens, heads, width], tokens `stride` apart, turned in place; cosine and sine [tokens, width],
+   tokens `phase_stride` apart, the sine's first half negated */
+#define ROTATE(T)                                                                                  \
+    void rotate_##T(T *x, long stride, const T *cosine, const T *sine, long phase_stride,          \
+                    long tokens, long heads, long width) {                                         \
+        long half = width / 2;                                                                     \
+        _Pragma("omp parallel for if (tokens > MANY)") for (long n = 0; n < tokens; n++) {         \
+            const T *cos = cosine + n * phase_stride, *sin = sine + n * phase_stride;              \
+            for (long h = 0; h < heads; h++) {                                                     \
+                T *low = x + n * stride + h * width, *high = low + half;                           \
+                for (long d = 0; d < half; d++) {                                                  \
+                    float a = GET_##T(low + d), b = GET_##T(high + d);                             \
+                    PUT_##T(low + d, a * GET_##T(cos + d) + b * GET_##T(sin + d));                 \
+                    PUT_##T(high + d,                                                              \
+                            b * GET_##T(cos + half + d) + a * GET_##T(sin + half + d));            \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
     }
-    long c = 0;
-    vec totals = (vec){0};
-    for (; c + LANES <= count; c += LANES) {
-        vec weight = exponential(load_f32(scores + c) - most);
-        totals += weight;
-        memcpy(scores + c, &weight, sizeof weight);
+
+/* Attention: lanes are the queries that share a key head, so nothing is summed across them either */
+#define SCORE(vecs, count)                                                                         \
+    case count:                                                                                    \
+        sums_float(asked, asked, 0, keys + c * stride, 1, stride, dim, sums, count, vecs);         \
+        break;
+#define MIX(vecs, count)                                                                           \
+    case count:                                                                                    \
+        sums_float(weights, weights, 0, values + d, stride, 1, columns, sums, count, vecs);        \
+        break;
+
+/* scores [columns, lanes] of asked [dim, lanes] */
+static inline __attribute__((always_inline)) void score(const float *asked, const float *keys,
+                                                        long stride, long columns, long dim,
+                                                        float *scores, const int vecs) {
+    for (long c = 0; c < columns; c += GROUP) {
+        long count = columns - c < GROUP ? columns - c : GROUP;
+        float sums[GROUP][PANEL];
+        switch (count) { EACH(SCORE, vecs) }
+        for (long n = 0; n < count; n++)
+            memcpy(scores + (c + n) * vecs * LANES, sums[n], vecs * sizeof(vec));
     }
-    for (; c < count; c++) total += scores[c] = expf(scores[c] - most);
-    return sum(totals) + total;
 }
 
-/* `groups` (1 to 4) query heads of one token over the columns they share */
-#define HEADS(T)                                                                                   \
-    static inline __attribute__((always_inline)) void heads_##T(                                   \
-        const float *query, const T *keys, const T *values, long stride, long count, long dim,     \
-        float scale, float *scores, T *out, const int groups) {                                    \
-        float dots[TILE_ROWS][TILE_TOKENS], shares[4];                                             \
-        long c = 0;                                                                                \
-        for (; c + 4 <= count; c += 4) {                                                           \
-            dots_##T(keys + c * stride, stride, query, dim, dots, 4, groups);                      \
-            for (int g = 0; g < groups; g++)                                                       \
-                for (int r = 0; r < 4; r++) scores[g * count + c + r] = dots[r][g];                \
-        }                                                                                          \
-        for (; c < count; c++) {                                                                   \
-            dots_##T(keys + c * stride, stride, query, dim, dots, 1, groups);                      \
-            for (int g = 0; g < groups; g++) scores[g * count + c] = dots[0][g];                   \
-        }                                                                                          \
-        for (int g = 0; g < groups; g++)                                                           \
-            shares[g] = 1.0f / soften(scores + g * count, count, scale);                           \
-        long d = 0;                                                                                \
-        for (; d + 4 * LANES <= dim; d += 4 * LANES)                                               \
-            mix_##T(values + d, stride, scores, count, shares, out + d, dim, groups, 4);           \
-        for (; d + LANES <= dim; d += LANES)                                                       \
-            mix_##T(values + d, stride, scores, count, shares, out + d, dim, groups, 1);           \
-        for (; d < dim; d++)                                                                       \
-            for (int g = 0; g < groups; g++) {                                                     \
-                float total = 0;                                                                   \
-                for (c = 0; c < count; c++)                                                        \
-                    total += scores[g * count + c] * GET_##T(values + c * stride + d);             \
-                PUT_##T(out + g * dim + d, total * shares[g]);                                     \
-            }                                                                                      \
+/* scores [columns, lanes] become weights; shares [lanes]: what they are to be multiplied with */
+static inline void soften(float *scores, long columns, float *shares, const int vecs) {
+    for (int v = 0; v < vecs; v++) {
+        vec most = (vec){0} - INFINITY, total = (vec){0};
+        for (long c = 0; c < columns; c++) {
+            vec at = load_f32(scores + (c * vecs + v) * LANES);
+            ints more = at > most;
+            most = (vec)(((ints)at & more) | ((ints)most & ~more));
+        }
+        for (long c = 0; c < columns; c++) {
+            float *at = scores + (c * vecs + v) * LANES;
+            vec weight = exponential(load_f32(at) - most);
+            total += weight;
+            memcpy(at, &weight, sizeof weight);
+        }
+        total = 1.0f / total;
+        memcpy(shares + v * LANES, &total, sizeof total);
     }
+}
 
-/* out [tokens, key_heads * groups, dim]: token n reads cells first[n] .. first[n] + count[n] - 1 of
-   keys and values [cells, key_heads, dim]; its queries [key_heads * groups, dim] lie together,
-   tokens `query_stride` apart */
+/* mixed [dim, lanes] += values [columns, dim], weighted [columns, lanes] */
+static inline __attribute__((always_inline)) void mix(const float *weights, const float *values,
+                                                      long stride, long columns, long dim,
+                                                      float *mixed, const int vecs) {
+    for (long d = 0; d < dim; d += GROUP) {
+        long count = dim - d < GROUP ? dim - d : GROUP;
+        float sums[GROUP][PANEL];
+        switch (count) { EACH(MIX, vecs) }
+        for (long n = 0; n < count; n++)
+            for (long lane = 0; lane < vecs * LANES; lane++)
+                mixed[(d + n) * vecs * LANES + lane] += sums[n][lane];
+    }
+}
+
+/* out [rows * width, key_heads * groups, dim]: the `width` tokens of row b read cells first[b] ..
+   first[b] + count[b] - 1 of keys and values [cells, key_heads, dim], and to each score a number of
+   mask [rows, width, count] is added, rows and tokens `mask_row` and `mask_token` apart; null: none.
+   A token's queries [key_heads * groups, dim] lie together, tokens `query_stride` apart. */
 #define ATTEND(T)                                                                                  \
     void attend_##T(const T *query, long query_stride, const T *keys, const T *values,             \
-                    const int64_t *first, const int64_t *count, T *out, long tokens,               \
-                    long key_heads, long groups, long dim, float scale) {                          \
-        long most = 0, stride = key_heads * dim;                                                   \
-        for (long n = 0; n < tokens; n++) most = count[n] > most ? count[n] : most;                \
+                    const int64_t *first, const int64_t *count, const T *mask, long mask_row,      \
+                    long mask_token, T *out, long rows, long width, long key_heads, long groups,   \
+                    long dim, float scale) {                                                       \
+        long most = 0, cell = key_heads * dim, stride = STRIDE_##T(cell, dim);                     \
+        for (long b = 0; b < rows; b++) most = count[b] > most ? count[b] : most;                  \
+        long queries = width * groups, lanes = queries > LANES ? PANEL : LANES;                    \
+        long parts = (queries + lanes - 1) / lanes;                                                \
         _Pragma("omp parallel") {                                                                  \
-            float *scores = malloc(4 * (most + dim) * sizeof(float)), *asked = scores + 4 * most;  \
-            _Pragma("omp for schedule(dynamic)") for (long job = 0; job < tokens * key_heads;      \
-                                                      job++) {                                     \
-                long n = job / key_heads, head = job % key_heads, columns = count[n];              \
-                const T *k = keys + first[n] * stride + head * dim;                                \
-                const T *v = values + first[n] * stride + head * dim;                              \
-                for (long g = 0; g < groups;) {                                                    \
-                    long some = groups - g < 4 ? groups - g : 4, at = (head * groups + g) * dim;   \
-                    for (long i = 0; i < some * dim; i++)                                          \
-                        asked[i] = GET_##T(query + n * query_stride + at + i);                     \
-                    T *to = out + n * key_heads * groups * dim + at;                               \
-                    switch (some) {                                                                \
-                    case 1: heads_##T(asked, k, v, stride, columns, dim, scale, scores, to, 1);    \
-                        break;                                                                     \
-                    case 2: heads_##T(asked, k, v, stride, columns, dim, scale, scores, to, 2);    \
-                        break;                                                                     \
-                    case 3: heads_##T(asked, k, v, stride, columns, dim, scale, scores, to, 3);    \
-                        break;                                                                     \
-                    default: heads_##T(asked, k, v, stride, columns, dim, scale, scores, to, 4);   \
-                    }                                                                              \
-                    g += some;                                                                     \
+            float *scores = malloc((most * PANEL + 2 * dim * PANEL + RUN * dim) * sizeof(float));  \
+            float *asked = scores + most * PANEL, *mixed = asked + dim * PANEL;                    \
+            float *wide = mixed + dim * PANEL, shares[PANEL];                                      \
+            _Pragma("omp for schedule(dynamic)") for (long job = 0;                                \
+                                                      job < rows * key_heads * parts; job++) {     \
+                long b = job / (key_heads * parts), head = job / parts % key_heads;                \
+                long from = job % parts * lanes, columns = count[b];                               \
+                long some = queries - from < lanes ? queries - from : lanes;                       \
+                memset(asked, 0, 2 * dim * PANEL * sizeof(float));                                 \
+                for (long lane = 0; lane < some; lane++) {                                         \
+                    long token = b * width + (from + lane) / groups;                               \
+                    long place = head * groups + (from + lane) % groups;                           \
+                    const T *at = query + token * query_stride + place * dim;                      \
+                    for (long d = 0; d < dim; d++)                                                 \
+                        asked[d * lanes + lane] = GET_##T(at + d) * scale;                         \
+                }                                                                                  \
+                for (long c = 0; c < columns; c += RUN) {                                          \
+                    long run = columns - c < RUN ? columns - c : RUN;                              \
+                    const float *k = widened_##T(keys + (first[b] + c) * cell + head * dim, cell,  \
+                                                 run, dim, wide);                                  \
+                    if (lanes == LANES)                                                            \
+                        score(asked, k, stride, run, dim, scores + c * lanes, 1);                  \
+                    else                                                                           \
+                        score(asked, k, stride, run, dim, scores + c * lanes, VECS);               \
+                }                                                                                  \
+                for (long lane = 0; mask && lane < some; lane++) {                                 \
+                    const T *row = mask + b * mask_row + (from + lane) / groups * mask_token;      \
+                    for (long c = 0; c < columns; c++) scores[c * lanes + lane] += GET_##T(row + c);\
+                }                                                                                  \
+                soften(scores, columns, shares, lanes / LANES);                                    \
+                for (long c = 0; c < columns; c += RUN) {                                          \
+                    long run = columns - c < RUN ? columns - c : RUN;                              \
+                    const float *v = widened_##T(values + (first[b] + c) * cell + head * dim,      \
+                                                 cell, run, dim, wide);                            \
+                    if (lanes == LANES)                                                            \
+                        mix(scores + c * lanes, v, stride, run, dim, mixed, 1);                    \
+                    else                                                                           \
+                        mix(scores + c * lanes, v, stride, run, dim, mixed, VECS);                 \
+                }                                                                                  \
+                for (long lane = 0; lane < some; lane++) {                                         \
+                    long token = b * width + (from + lane) / groups;                               \
+                    long place = head * groups + (from + lane) % groups;                           \
+                    T *to = out + (token * key_heads * groups + place) * dim;                      \
+                    for (long d = 0; d < dim; d++)                                                 \
+                        PUT_##T(to + d, mixed[d * lanes + lane] * shares[lane]);                   \
                 }                                                                                  \
             }                                                                                      \
             free(scores);                                                                          \
         }                                                                                          \
     }
 
-#define LOAD_float load_f32
-#define GET_float get_f32
-#define PUT_float put_f32
-#define WIDEN_float 0
-#define LOAD_bf16 load_bf16
-#define GET_bf16 get_bf16
-#define PUT_bf16 put_bf16
-#define WIDEN_bf16 1
+#define STRIDE_float(cell, dim) cell
+#define STRIDE_bf16(cell, dim) dim
+static inline const float *widened_float(const float *from, long stride, long count, long dim,
+                                         float *wide) {
+    (void)stride, (void)count, (void)dim, (void)wide;
+    return from;
+}
+static inline const float *widened_bf16(const bf16 *from, long stride, long count, long dim,
+                                        float *wide) {
+    for (long c = 0; c < count; c++)
+        for (long d = 0; d < dim; d++) wide[c * dim + d] = get_bf16(from + c * stride + d);
+    return wide;
+}
 
-#define KERNELS(T) DOTS(T) FINISH(T) LINEAR(T, T) RMS_NORM(T) ROTATE(T) MIX(T) HEADS(T) ATTEND(T)
+#define KERNELS(T) FINISH(T) LINEAR(T, T) RMS_NORM(T) ROTATE(T) ATTEND(T)
 KERNELS(float)
 KERNELS(bf16)
 LINEAR(bf16, float)
-WIDE(float)
-WIDE(bf16)

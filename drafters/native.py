@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.cache_root import cache_root
 
-MOST_TOKENS = 12  # beyond, arithmetic is what counts, not the reading of weights
-MOST_WIDE = 64  # beyond, torch and oneDNN are as fast
+_PANEL = 16  # rows of a weight that are read together, as in native.c
+_MOST_IN_HALF = 64  # tokens, beyond which processors that multiply bfloat16 itself are faster
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
@@ -48,38 +50,39 @@ class Kernels:
         }
         for linear in self._linear.values():
             linear.argtypes = [*[pointer] * 5, *[number] * 3, ctypes.c_int]
-        self._wide: dict[torch.dtype, Any] = {}
-        if dtype == torch.float32:
-            self._wide = {kind: library[f"wide_{_NAMES[kind]}"] for kind in _NAMES}
-        for wide in self._wide.values():
-            wide.argtypes = [*[pointer] * 5, *[number] * 3, ctypes.c_int]
         self._attend: Any = library[f"attend_{_NAMES[dtype]}"]
         self._attend.argtypes = [
             *[pointer, number, *[pointer] * 5],
-            *[number] * 4,
+            *[number, number, pointer],
+            *[number] * 5,
             ctypes.c_float,
         ]
         self._norm: Any = library[f"rms_norm_{_NAMES[dtype]}"]
         self._norm.argtypes = [*[pointer] * 3, *[number] * 2, ctypes.c_float]
         self._rotate: Any = library[f"rotate_{_NAMES[dtype]}"]
         self._rotate.argtypes = [pointer, number, pointer, pointer, *[number] * 4]
-        maps = *self._linear.values(), *self._wide.values()
-        for function in (*maps, self._attend, self._norm, self._rotate):
+        for function in (*self._linear.values(), self._attend, self._norm, self._rotate):
             function.restype = None
-
-    @property
-    def most_tokens(self) -> int:
-        """Return up to how many tokens these functions are at least as fast as others."""
-        return MOST_WIDE if self._wide else MOST_TOKENS
+        multiplies = dtype == torch.bfloat16 and "AVX512" in torch.backends.cpu.get_cpu_capability()
+        self.most_tokens = _MOST_IN_HALF if multiplies else sys.maxsize
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, then: str, other: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: int,
+        bias: Tensor | None,
+        then: str,
+        other: Tensor | None,
     ) -> Tensor:
         """Return x W^T + b, then silu of it, or with `other` [n, out] added or multiplied.
 
+        A token's outputs are the same whatever the other tokens are.
+
         Args:
-            x: [..., in], contiguous: n tokens.
-            weight: [out, in], contiguous, of the states' dtype or bfloat16.
+            x: [n, in], contiguous.
+            weight: `panels` of [out, in], of the states' dtype or bfloat16.
+            out: rows of that weight.
             bias: [out] or None.
             then: "none", "silu", "add" or "multiply".
             other: [n, out], contiguous; for the last two.
@@ -87,11 +90,9 @@ class Kernels:
         Returns:
             [n, out].
         """
-        wide = x.shape[-1]
-        tokens = x.numel() // wide
-        y = x.new_empty(tokens, weight.shape[0])
-        kind = self._wide if tokens > MOST_TOKENS and self._wide else self._linear
-        kind[weight.dtype](
+        tokens, wide = x.shape
+        y = x.new_empty(tokens, out)
+        self._linear[weight.dtype](
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
             x.data_ptr(),
@@ -99,7 +100,7 @@ class Kernels:
             y.data_ptr(),
             tokens,
             wide,
-            weight.shape[0],
+            out,
             _THEN[then],
         )
         return y
@@ -110,19 +111,22 @@ class Kernels:
         keys: Tensor,
         values: Tensor,
         runs: tuple[Tensor, Tensor],
+        mask: Tensor | None,
         scale: float,
     ) -> Tensor:
-        """Let tokens that see one run of cells each attend; nothing else is read.
+        """Let the tokens of a row attend to one run of cells; nothing else is read.
 
         Args:
-            query: [n, H, hd]; a token's heads contiguous.
+            query: [R * n, H, hd]; a token's heads contiguous.
             keys: [cells, Hkv, hd], contiguous, Hkv a divisor of H.
             values: as keys.
-            runs: first cell and number of cells of each token, both [n] int64.
+            runs: first cell and number of cells of each row, both [R] int64.
+            mask: [R, 1, n, cells], added to the scores of every head; a token's contiguous. None:
+                all is visible.
             scale: of the scores.
 
         Returns:
-            [n, H * hd].
+            [R * n, H * hd].
         """
         tokens, heads, width = query.shape
         y = query.new_empty(tokens, heads * width)
@@ -134,8 +138,10 @@ class Kernels:
             values.data_ptr(),
             first.data_ptr(),
             count.data_ptr(),
+            *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
             y.data_ptr(),
-            tokens,
+            len(first),
+            tokens // len(first),
             keys.shape[1],
             heads // keys.shape[1],
             width,
@@ -165,6 +171,25 @@ class Kernels:
         self._rotate(x.data_ptr(), x.stride(0), *phases, tokens, heads, width)
 
 
+def panels(weight: Tensor) -> Tensor:
+    """Return [out, in] in the order it is read: 16 rows side by side, zeros where some are missing.
+
+    Returns:
+        [ceil(out / 16), in, 16, 1], in bfloat16 [ceil(out / 16), ceil(in / 2), 16, 2].
+    """
+    (out, wide), together = weight.shape, 2 if weight.dtype == torch.bfloat16 else 1
+    count, deep = -(-out // _PANEL), -(-wide // together)
+    laid = weight.new_zeros(count, deep, _PANEL, together)
+    for first in range(0, out, 4096):  # a copy of some rows at a time
+        some = F.pad(
+            part := weight[first : first + 4096],
+            (0, deep * together - wide, 0, -len(part) % _PANEL),
+        )
+        whole = some.view(-1, _PANEL, deep, together).transpose(1, 2)
+        laid[first // _PANEL :][: len(whole)] = whole
+    return laid
+
+
 @cache
 def kernels(dtype: torch.dtype, device: str) -> Kernels | None:
     """Return the kernels for a dtype, or None where torch's own operators must serve."""
@@ -172,6 +197,11 @@ def kernels(dtype: torch.dtype, device: str) -> Kernels | None:
         return None
     library = _library()
     return None if library is None else Kernels(library, dtype)
+
+
+def version(dtype: torch.dtype, device: str) -> str:
+    """Return what tells these kernels from others; "" where torch's own operators serve."""
+    return "" if kernels(dtype, device) is None else _digest(_SOURCE.read_text())
 
 
 @cache
@@ -195,8 +225,11 @@ def _compilers() -> Sequence[str]:
 def _built(compiler: str) -> Path:
     """Return where the library for this source, compiler and processor lies."""
     what = [_SOURCE.read_text(), *_FLAGS, compiler, platform.machine(), _processor()]
-    digest = hashlib.sha256("\n".join(what).encode()).hexdigest()[:16]
-    return cache_root() / "native" / f"{digest}.so"
+    return cache_root() / "native" / f"{_digest(*what)}.so"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -34,7 +34,7 @@ class PackedNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """Norm the last dimension of [..., D]."""
         own = kernels(x.dtype, x.device.type)
-        if own is None or not x.is_contiguous() or x.shape[0] > own.most_tokens:
+        if own is None or not x.is_contiguous():
             return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
         return own.rms_norm(x, self.weight, self.epsilon)
 
@@ -112,7 +112,7 @@ class PackedLayer:
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Apply rotary phases to [M, H, hd] in place; cos, sin [M, 1, hd], sin's first half negated."""
     own = kernels(x.dtype, x.device.type)
-    if own is not None and len(x) <= own.most_tokens:
+    if own is not None:
         own.rotate_(x, cos, sin)
         return
     halves_swapped = x.roll(x.shape[-1] // 2, -1)

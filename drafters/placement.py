@@ -116,6 +116,7 @@ class Placement:
     starts: Tensor | None = None
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
     _runs: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _whole: tuple[Tensor, Tensor] | None = None  # runs; of the kernels, so never on a device
 
     @cached_property
     def key_position(self) -> Tensor:
@@ -158,6 +159,17 @@ class Placement:
                 first = torch.minimum(torch.maximum(first, near), cells)  # its own it always sees
             self._runs[window] = first, cells + 1 - first
         return self._runs[window]
+
+    def whole_runs(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """Return the first cell of every row of the range and the columns read, both [R].
+
+        Args:
+            capacity: cells of a row.
+        """
+        if self._whole is None:
+            rows = torch.arange(self.rows.start, self.rows.stop)
+            self._whole = rows * capacity, torch.full_like(rows, self.span)
+        return self._whole
 
     def blind_before(self, column: int) -> "Placement":
         """Return the same placement with the columns before this one hidden from every token."""

@@ -4,11 +4,18 @@ Layers that are elsewhere bring their inputs and outputs along at every call. Em
 read directly by drafters, losses and the engine, so both must be held by a device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.integrations.accelerate import load_offloaded_parameter
+
 from drafters.errors import UserError
+from drafters.reference import decoder_layers
 
 _PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -20,6 +27,8 @@ class Spread:
     Args:
         device_map: a plan of accelerate's (auto, balanced, sequential), or devices by module name.
         max_memory: bytes, or such as "20GiB", by device; None: what is free.
+        offload_folder: takes a copy of what stays on the disk where a checkpoint stores it
+            otherwise than it is computed with, as mixtures store their experts.
 
     Raises:
         UserError: if there is no such plan.
@@ -27,6 +36,7 @@ class Spread:
 
     device_map: str | Mapping[str, Any]
     max_memory: Mapping[Any, Any] | None = None
+    offload_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check the plan's name."""
@@ -42,7 +52,36 @@ class Spread:
         return {
             "device_map": plan,
             "max_memory": None if self.max_memory is None else dict(self.max_memory),
+            "offload_folder": self.offload_folder,
         }
+
+
+def layers_on_disk(config: Any, device: str) -> dict[str, str]:
+    """Return the device_map of a target of which a device holds all but the layers.
+
+    Args:
+        config: its text config.
+        device: holds embedding, norm and head.
+    """
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    layers = set(decoder_layers(model.base_model, config.num_hidden_layers))
+    return {name: "disk" if part in layers else device for name, part in _parts(model, layers)}
+
+
+def _parts(module: nn.Module, layers: set[nn.Module], prefix: str = "") -> Iterator[Any]:
+    """Yield layers and what has none in it, by name."""
+    for name, child in module.named_children():
+        place = f"{prefix}{name}"
+        if child in layers or layers.isdisjoint(child.modules()):
+            yield place, child
+        else:
+            yield from _parts(child, layers, f"{place}.")
+
+
+def weight_of(model: Any, name: str, tensor: Tensor) -> Tensor:
+    """Return a weight of a model by its name, read from the disk if it stays there."""
+    return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
 
 
 def check_spread(model: Any, name: str) -> None:

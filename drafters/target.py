@@ -27,7 +27,7 @@ from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
 from drafters.sequences import run_sequences
 from drafters.shape import TargetShape
-from drafters.spread import Spread, check_spread
+from drafters.spread import Spread, check_spread, weight_of
 from drafters.tree import TokenTree
 
 PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
@@ -96,6 +96,7 @@ class Target:
         trust_remote_code: bool = False,
         device_map: str | Mapping[str, Any] | None = None,
         max_memory: Mapping[Any, Any] | None = None,
+        offload_folder: str | Path | None = None,
     ) -> "Target":
         """Load a target from a folder or the hub.
 
@@ -111,6 +112,7 @@ class Target:
             device_map: spreads its layers over several devices, or partly over the disk
                 (spread.py); it then runs its own forward, and the cache lies with its embedding.
             max_memory: of each device, for a device_map that is a plan.
+            offload_folder: see Spread.
 
         Raises:
             UserError: if nothing loadable is there, or as the class raises it.
@@ -118,7 +120,7 @@ class Target:
         check_engine(engine)
         if weights not in (None, INT8):
             raise UserError(f"weights is {weights!r}: give {INT8}, or leave it out")
-        spread = _spread(device_map, max_memory, device, engine, weights)
+        spread = _spread(device_map, max_memory, offload_folder, device, engine, weights)
         engine = engine if spread is None else "reference"
         place = chosen_device(device)
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -200,8 +202,10 @@ class Target:
 
     def layer_state(self, index: int) -> dict[str, Tensor]:
         """Return the weights of one decoder layer by their Hugging Face names, for warm starts."""
-        layers = decoder_layers(self.model.base_model, self.shape.num_layers)
-        return dict(layers[index].state_dict())
+        layer = decoder_layers(self.model.base_model, self.shape.num_layers)[index]
+        (place,) = (name for name, module in self.model.named_modules() if module is layer)
+        state = layer.state_dict()
+        return {k: weight_of(self.model, f"{place}.{k}", tensor) for k, tensor in state.items()}
 
     @torch.inference_mode()
     def forward(
@@ -308,14 +312,16 @@ class Target:
 def _spread(
     device_map: str | Mapping[str, Any] | None,
     max_memory: Mapping[Any, Any] | None,
+    offload_folder: str | Path | None,
     device: str | None,
     engine: str | None,
     weights: str | None,
 ) -> Spread | None:
     """Return how a target is spread, if it is; refuse what only one device can do."""
     if device_map is None:
-        if max_memory is not None:
-            raise UserError("max_memory belongs to device_map: give device_map='auto' too")
+        for name, value in (("max_memory", max_memory), ("offload_folder", offload_folder)):
+            if value is not None:
+                raise UserError(f"{name} belongs to device_map: give device_map='auto' too")
         return None
     for name, value in (("device", device), ("weights", weights)):
         if value is not None:
@@ -325,7 +331,7 @@ def _spread(
             f"engine {engine} holds all layers on one device: give engine reference with "
             "device_map, or none"
         )
-    return Spread(device_map, max_memory)
+    return Spread(device_map, max_memory, offload_folder)
 
 
 def _joined(chunks: list[TargetOutput]) -> TargetOutput:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from drafters import native
 from drafters.base import Drafter
 from drafters.cache_root import cache_root
 from drafters.errors import UserError
@@ -49,6 +50,7 @@ class CostStore:
         fingerprint.pop("name")
         self.identity: dict[str, Any] = {
             "machine": machine(),
+            "kernels": native.version(target.dtype, target.device.type),
             "versions": {name: versions()[name] for name in ("specdrafters", "torch")},
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": target.device.type,

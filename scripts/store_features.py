@@ -9,6 +9,8 @@ r"""Run the target over a training set once and keep its states: training then n
 Family, config and settings are those of the training run that is to read them; give it the same
 features.store. The same command goes on where a killed one stopped. A training run with
 features.store fills the folder too; scripts/make_chats.py --features does as it writes the chats.
+With features.engine=vllm that engine holds the target and makes the states; it is made by `make
+engines`.
 """
 
 from __future__ import annotations

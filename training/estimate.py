@@ -28,7 +28,8 @@ def _parameters(parts: Parts) -> str:
 def _memory(parts: Parts) -> str:
     objective, lessons = parts.objective, parts.lessons
     trained = sum(p.numel() for p in objective.drafter.parameters() if p.requires_grad)
-    weights = sum(p.numel() * p.element_size() for p in objective.target.model.parameters())
+    held = (p for p in objective.target.model.parameters() if not p.is_meta)
+    weights = sum(p.numel() * p.element_size() for p in held)
     kept = sum(bytes_kept(side) for side in (lessons, parts.held_out))
     batch = lessons[0].batch
     ids = objective.drafter.ids

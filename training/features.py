@@ -3,7 +3,8 @@
 A Lesson is what a drafter sees of some examples: a Batch (its states rounded to the stored dtype)
 and the Summary of the target's laws. Kept lessons save the target's forward and its head over the
 full vocabulary in later epochs, which is more than half of a step's work on the embedded target;
-a store saves them in later runs too. A lesson is the same wherever its states come from.
+a store saves them in later runs too. An engine may hold the target and make its states
+(served_states.py). A lesson is the same wherever they come from.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from training.batches import documents, pad
 from training.examples import Example
 from training.feature_store import FeatureStore
 from training.lesson_settings import FeatureSettings
+from training.served_states import ServedStates
 from training.states import States, cut, lay_out
 
 _SHARE = 4  # features may take one part in so many of the free memory before `auto` keeps none
@@ -55,6 +57,7 @@ class Lessons:
         settings: what is kept and how it is rounded; `auto` must be decided (see `decide`).
         loss: temperature and chunk of the summary.
         store: where states are read from and added to, or None.
+        served: makes states in the target's stead, or None.
     """
 
     def __init__(
@@ -67,11 +70,12 @@ class Lessons:
         settings: FeatureSettings,
         loss: LossSettings,
         store: FeatureStore | None = None,
+        served: ServedStates | None = None,
     ) -> None:
         """Keep the parts; nothing is computed yet."""
         self.examples, self.groups = examples, groups
         self.target, self.features, self.settings, self.loss = target, features, settings, loss
-        self.store = store
+        self.store, self.served = store, served
         # a store may keep more layers than are read
         self._layers = features.layers if store is None else store.kind.layers
         self._kept: dict[int, Lesson] = {}
@@ -96,7 +100,7 @@ class Lessons:
 
     def lesson_of(self, examples: Sequence[Example]) -> Lesson:
         """Return a lesson of any examples, as those of the groups are made; nothing is kept."""
-        return _widened(self._lesson(examples, self._run_target(examples)))
+        return _widened(self._lesson(examples, self._made(examples)))
 
     def is_stored(self, index: int) -> bool:
         """Tell whether a lesson is made without the target."""
@@ -120,15 +124,20 @@ class Lessons:
     def _states(self, examples: Sequence[Example]) -> list[States]:
         """Return the states of all documents, those of the store where it has them."""
         if self.store is None:
-            return self._run_target(examples)
+            return self._made(examples)
         chats = list(documents(examples))
         stored = [self.store.get(chat) for chat in chats]
         if None not in stored:
             return [states for states in stored if states is not None]
-        made = self._run_target(examples)
+        made = self._made(examples)
         for chat, states in zip(chats, made, strict=True):
             self.store.add(chat, states)
         return [new if old is None else old for old, new in zip(stored, made, strict=True)]
+
+    def _made(self, examples: Sequence[Example]) -> list[States]:
+        if self.served is not None:
+            return self.served.of(list(documents(examples)))
+        return self._run_target(examples)
 
     def _run_target(self, examples: Sequence[Example]) -> list[States]:
         stored = getattr(torch, self.settings.stored_dtype)

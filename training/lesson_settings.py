@@ -60,16 +60,29 @@ class FeatureSettings:
             without.
         store: folder that keeps them over epochs and runs (training/feature_store.py): what is in
             it is read, what is not is added; empty: none.
+        engine: vllm lets that engine hold the target and make what is not kept; of the target only
+            embedding and head are then in this process. Empty: the target makes them here.
+        engine_options: arguments of the engine's own, such as {tensor_parallel_size: 4}.
+        offload_folder: takes a copy of the target's layers where they cannot be read as they are
+            stored (mixtures).
     """
 
     keep: str = "auto"
     dtype: str = "auto"
     store: str = ""
+    engine: str = ""
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    offload_folder: str = ""
 
     def __post_init__(self) -> None:
         """Check the names."""
         one_of("features.keep", self.keep, ("auto", "memory", "none"))
         one_of("features.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        if self.engine:
+            one_of("features.engine", self.engine, ("vllm",))
+        for name in ("engine_options", "offload_folder"):
+            if getattr(self, name) and not self.engine:
+                raise UserError(f"features.{name} belongs to features.engine: give vllm there")
 
     @property
     def stored_dtype(self) -> str:

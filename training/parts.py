@@ -35,6 +35,7 @@ from training.objective import Objective
 from training.options import TrainSettings
 from training.preview import answer_counts, kept_always
 from training.records import Record, read_records, template_options_of, writer_of
+from training.served_target import check_served, load_target, served_states
 
 
 @dataclass
@@ -72,9 +73,7 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     records = read_records(settings.data.path, settings.data.split)
     accelerator = _accelerator(settings)
     _set_threads(settings.threads, accelerator)
-    target = Target.load(
-        settings.target, dtype=settings.target_dtype, device=str(accelerator.device)
-    )
+    target = load_target(settings, str(accelerator.device))
     torch.manual_seed(settings.seed)
     drafter = build_drafter(method, settings.drafter, target.shape)
     if not isinstance(drafter, NeuralDrafter):
@@ -100,14 +99,16 @@ def prepare(method: str, settings: TrainSettings) -> Parts:
     if settings.adapter.rank:
         drafter = Joint(drafter, target, settings.adapter)
     lessons, held_out = _lessons(training, measured, drafter, target, settings)
+    notes += check_served(settings, (lessons, held_out), accelerator.num_processes)
     notes.append(_size_note(drafter, lessons))
+    deciding = [] if settings.features.engine else measured  # takes all of the target
     return Parts(
         dataclasses.replace(settings, drafter=drafter.options()),
         accelerator,
         Objective(drafter, target, settings.loss, _drafting(settings)),
         lessons,
         held_out,
-        acceptance.prompts_of(measured, settings.evaluate, target.shape.max_positions),
+        acceptance.prompts_of(deciding, settings.evaluate, target.shape.max_positions),
         _identity(method, drafter, target, settings, records),
         notes,
     )
@@ -201,7 +202,8 @@ def _lessons(
     width = (len(drafter.features.layers) + 1) * target.shape.hidden_size
     needed = 0
     for side, composed in zip(lengths, groups, strict=True):
-        check_batch_fits(side, composed, target, settings.loss)
+        if not settings.features.engine:
+            check_batch_fits(side, composed, target, settings.loss)
         needed += stored_bytes(side, composed, width, settings.features)
     kept = decide(settings.features, needed)
     store = None
@@ -209,6 +211,8 @@ def _lessons(
         kind = Kind.of(target, drafter.features.layers, settings.features.stored_dtype)
         store = FeatureStore(settings.features.store, kind)
         store.check_room(store.missing_bytes(documents([*sides[0], *sides[1]])))
+    layers = drafter.features.layers if store is None else store.kind.layers
+    served = served_states(settings, target, layers, sides, groups)
     made = [
         Lessons(
             side,
@@ -218,6 +222,7 @@ def _lessons(
             settings=kept,
             loss=settings.loss,
             store=store,
+            served=served,
         )
         for side, composed in zip(sides, groups, strict=True)
     ]

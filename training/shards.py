@@ -251,8 +251,11 @@ class ShardFolder:
 
 
 def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides every chat: not the goal, and not the folder the target lies in."""
-    target = {k: v for k, v in settings.get("target", {}).items() if k != "name"}
+    """Return what decides every chat: not the goal, and not the folder the target lies in.
+
+    A field of the target that is empty says nothing, and folders of earlier versions lack it.
+    """
+    target = {k: v for k, v in settings.get("target", {}).items() if k != "name" and v != ""}
     return {k: v for k, v in settings.items() if k != "goal"} | {"target": target}
 
 

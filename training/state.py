@@ -46,7 +46,7 @@ class Progress:
 def save_state(
     file: Path,
     module: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    state: Mapping[Tensor, Mapping[str, Tensor]],
     progress: Progress,
     identity: Mapping[str, Any],
     generators: Sequence[Tensor],
@@ -56,15 +56,16 @@ def save_state(
     Args:
         file: replaced; its folder is made.
         module: whose state_dict is kept.
-        optimizer: over its parameters.
+        state: the optimizer's moments, by the module's parameters.
         progress: as of now.
         identity: settings and data that a resumed run must share, as plain values.
         generators: torch's generator state of every process.
     """
     tensors = {f"module.{name}": t.detach() for name, t in module.state_dict().items()}
-    for name, moments in _moments(module, optimizer).items():
+    for name, parameter in _trained(module):
+        moments = state.get(parameter, {})
         tensors |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
-    tensors |= {f"generator.{rank}": state for rank, state in enumerate(generators)}
+    tensors |= {f"generator.{rank}": coins for rank, coins in enumerate(generators)}
     header = {"progress": json.dumps(asdict(progress)), "identity": json.dumps(identity)}
     with whole_file(file) as new:
         save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, new, metadata=header)
@@ -103,10 +104,6 @@ def load_state(
     if generator is not None:
         torch.set_rng_state(generator)
     return progress
-
-
-def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    return {name: dict(optimizer.state[p]) for name, p in _trained(module) if p in optimizer.state}
 
 
 def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -37,6 +37,7 @@ from training.on_policy import OnPolicy
 from training.optim import make_optimizer, rate_at, set_rate
 from training.options import TrainSettings, seconds
 from training.processes import Processes
+from training.replicas import Replicas, gathered
 from training.signals import StopSignals
 from training.state import STATE, Progress, load_state, save_state
 from training.tracking import rewind
@@ -93,7 +94,7 @@ class Trainer:
             run.say(f"resuming after step {self.progress.step}")
         if accelerator.is_main_process:
             rewind(self.output, self.progress.step)
-        self.objective = accelerator.prepare_model(run.objective)
+        self.replicas = Replicas(run.objective, self.optimizer, accelerator, settings)
         self.processes = Processes(accelerator)
         self.source = OnPolicy(run.lessons, self.drafter, settings.on_policy, settings.seed)
         self.window = Window(run.objective.first_depth)
@@ -187,17 +188,18 @@ class Trainer:
             Metrics by name; empty on all processes but the first.
         """
         metrics: dict[str, float] = {}
+        objective = self.replicas.whole()
         if self.accelerator.is_main_process:
-            trained = self.drafter.training
-            published = self.run.objective.drafter = merged(self.drafter)
+            drafter, trained = objective.drafter, objective.drafter.training
+            published = objective.drafter = merged(drafter)
             published.eval()
             with rounded(published, self._published_dtype):
-                calibrate(self.run.objective, self.run.held_out)
-                metrics = held_out_metrics(self.run.objective, self.run.held_out)
+                calibrate(objective, self.run.held_out)
+                metrics = held_out_metrics(objective, self.run.held_out)
                 metrics |= self._acceptance(published)
                 self._publish_best(published, metrics)
-            self.run.objective.drafter = self.drafter
-            self.drafter.train(trained)
+            objective.drafter = drafter
+            drafter.train(trained)
         self.accelerator.wait_for_everyone()
         return metrics
 
@@ -206,17 +208,11 @@ class Trainer:
         self.run.lessons.flush()
         self.progress.elapsed = self.elapsed
         generators: list[Tensor] = gather_object([torch.get_rng_state()])
+        drafter, moments = self.replicas.whole().drafter, self.replicas.moments()
         if self.accelerator.is_main_process:
             identity = self.run.identity
-            save_state(
-                self.output / STATE,
-                self.drafter,
-                self.optimizer,
-                self.progress,
-                identity,
-                generators,
-            )
-            self._publish("last", merged(self.drafter), {})
+            save_state(self.output / STATE, drafter, moments, self.progress, identity, generators)
+            self._publish("last", merged(drafter), {})
         self.accelerator.wait_for_everyone()
 
     @property
@@ -242,8 +238,8 @@ class Trainer:
             lesson = self.source.lesson(order[place % len(order)], self.progress.step)
             share = 1.0 if place < len(order) else 0.0
             last = number == len(places)
-            with nullcontext() if last else accelerator.no_sync(self.objective):
-                sums: LossSums = self.objective(lesson, share)
+            with nullcontext() if last else accelerator.no_sync(self.replicas.module):
+                sums = self.replicas(lesson, share)
                 accelerator.backward(self._loss(sums))
             part = torch.stack([x.detach() for x in sums])
             total = part if total is None else total + part
@@ -271,9 +267,9 @@ class Trainer:
         parameters = [p for p in self.drafter.parameters() if p.grad is not None]
         for parameter in parameters:
             assert parameter.grad is not None
-            parameter.grad.mul_(scale)
+            parameter.grad.mul_(float(scale))
         clip = self.settings.optim.clip or math.inf
-        return torch.nn.utils.clip_grad_norm_(parameters, clip)
+        return gathered(torch.nn.utils.clip_grad_norm_(parameters, clip))
 
     def _log(self, share: float) -> None:
         """Send the training loss of the last steps to the trackers."""

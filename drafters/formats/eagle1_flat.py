@@ -24,20 +24,29 @@ from drafters.target import Target
 
 FAMILY = "eagle1"
 OPTIONS = frozenset(
-    {"unroll", "noise", "draft_vocab_size", "qk_norm", "attention_bias", "init_fusion"}
+    {
+        "unroll",
+        "noise",
+        "draft_vocab_size",
+        "qk_norm",
+        "attention_bias",
+        "fusion_bias",
+        "init_fusion",
+    }
 )
 _BIAS, _OUR_BIAS, _LAYER = "fc.bias", "fusion.bias", "layers.0"
 
 
 def _table(shape: TargetShape, options: Mapping[str, Any]) -> list[Key]:
     kind = LayerKind(bias=options["attention_bias"], input_norm=False)
-    fusion = [Key("fusion.weight", ("fc.weight",)), Key(_OUR_BIAS, (_BIAS,))]
-    return [*fusion, *layer_keys("layer", _LAYER, shape, kind)]
+    bias = [Key(_OUR_BIAS, (_BIAS,))] if options["fusion_bias"] else []
+    layer = layer_keys("layer", _LAYER, shape, kind)
+    return [Key("fusion.weight", ("fc.weight",)), *bias, *layer]
 
 
 def _write(name: str, ours: Ours, target: Target | None) -> Theirs:
     options, shape = ours.options, ours.shape
-    biased = bool(ours.tensors[_OUR_BIAS].any())
+    biased = options["fusion_bias"] and bool(ours.tensors[_OUR_BIAS].any())
     refuse(
         FAMILY,
         name,
@@ -60,7 +69,9 @@ def _write(name: str, ours: Ours, target: Target | None) -> Theirs:
     }
     tensors = to_theirs(ours.tensors, _table(shape, options))
     if not written:
-        del tensors[_BIAS]
+        tensors.pop(_BIAS, None)
+    elif not options["fusion_bias"]:
+        tensors[_BIAS] = torch.zeros(shape.hidden_size, dtype=ours.dtype)
     lost = ["the bias of fc (its code has none)"] if biased and not written else []
     if ours.ids is not None:
         lost.append(
@@ -97,11 +108,9 @@ def _read(foreign: Foreign, target: Target) -> Ours:
         "draft_vocab_size": 0,
         "qk_norm": False,
         "attention_bias": flag(config, "attention_bias", folder),
+        "fusion_bias": biased,
     }
-    table = [key for key in _table(shape, options) if biased or key.ours != _OUR_BIAS]
-    tensors = take(foreign, FAMILY, options, shape, table, (EMBEDDING,))
-    if not biased:
-        tensors[_OUR_BIAS] = torch.zeros(shape.hidden_size, dtype=tensors["fusion.weight"].dtype)
+    tensors = take(foreign, FAMILY, options, shape, _table(shape, options), (EMBEDDING,))
     return Ours(FAMILY, options, shape, tensors)
 
 

@@ -43,6 +43,7 @@ class Eagle1Options:
         draft_vocab_size: ids of the target's head that guesses are taken from at most; 0: all.
         qk_norm: norm queries and keys, as Qwen3's layers do.
         attention_bias: biases on queries, keys and values, as Qwen2's layers have.
+        fusion_bias: a bias on the map before the layer, as published; vLLM's code has none.
         init_fusion: the map before the layer starts by letting the feature through.
     """
 
@@ -51,6 +52,7 @@ class Eagle1Options:
     draft_vocab_size: int = 0
     qk_norm: bool = False
     attention_bias: bool = False
+    fusion_bias: bool = True
     init_fusion: Start = "target"
 
     def __post_init__(self) -> None:
@@ -106,7 +108,8 @@ class Eagle1Drafter(ReducedDrafter[Eagle1Options]):
         """Make untrained weights."""
         super().__init__(config, shape)
         self.rotary = Rotary(shape)
-        self.fusion = nn.Linear(2 * shape.hidden_size, shape.hidden_size)
+        width = shape.hidden_size
+        self.fusion = nn.Linear(2 * width, width, bias=config.fusion_bias)
         kind = LayerKind(qk_norm=config.qk_norm, bias=config.attention_bias, input_norm=False)
         self.layer = DecoderLayer(shape, kind)
 
@@ -120,7 +123,8 @@ class Eagle1Drafter(ReducedDrafter[Eagle1Options]):
         if self.config.init_fusion == "target":
             self.fusion.weight.zero_()
             self.fusion.weight[:, self.shape.hidden_size :].fill_diagonal_(1.0)
-            self.fusion.bias.zero_()
+            if self.config.fusion_bias:
+                self.fusion.bias.zero_()
 
     def parts(self, target: Target) -> Eagle1Maps:
         """Return the trainable maps and the target's head."""

@@ -51,7 +51,7 @@ def run(root: Path, job: Job) -> Served:
         )
         if done.returncode or not answer.exists():
             raise UserError(
-                f"vLLM refused {job.method or 'the target'}: {_reason(done.stdout + done.stderr)}"
+                f"vLLM refused {job.method or 'the target'}: {reason(done.stdout + done.stderr)}"
             )
         return Served(**json.loads(answer.read_text()))
 
@@ -78,7 +78,7 @@ def environment(root: Path, threads: int) -> dict[str, str]:
     return kept | own
 
 
-def _reason(text: str) -> str:
+def reason(text: str) -> str:
     """Return the first error behind a traceback: its root, in whichever process; else a last line.
 
     One without a message is given with the line of code that raised it.

@@ -281,7 +281,7 @@ def _state(file: Path, read: bool = False) -> None:
         return
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    save_state(file, module, optimizer, Progress(), {"seed": 1}, [torch.get_rng_state()])
+    save_state(file, module, optimizer.state, Progress(), {"seed": 1}, [torch.get_rng_state()])
 
 
 def _benchmark(folder: Path) -> dict[str, Any]:

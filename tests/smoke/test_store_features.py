@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from drafters.target import Target
+from inference.served import Engine
 from tests.folders import save_tiny_target
 from tests.scripts import SCRIPTS, Done, run_script
 from tests.smoke.test_training import WORDS
+from tests.unit.test_served_states import Stand
 from training.run import main
 
 CONFIG = str(SCRIPTS.parent / "configs" / "smoke" / "eagle.yaml")
@@ -69,12 +71,53 @@ def test_training_reads_what_was_stored(
     assert counts[0] == counts[1]
 
 
+def test_an_engine_holds_the_target(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its states are stored, and training on them starts no engine."""
+    options = given(place, f"features.store={tmp_path / 'features'}", "features.engine=vllm")
+    monkeypatch.setenv("DRAFTERS_CACHE", str(tmp_path / "cache"))
+    done = store(*options)
+    assert (done.returncode, "make engines" in done.stderr.splitlines()[-1]) == (2, True)
+    started: list[tuple[Path, dict[str, int]]] = []
+
+    def start(_: Path, folder: Path, dtype: str, **sizes: int) -> Stand:
+        started.append((folder, sizes))
+        return Stand(Target.load(folder, dtype=dtype))
+
+    monkeypatch.setattr("training.served_target.StateServer", start)
+    monkeypatch.setattr(Engine, "__post_init__", lambda _: None)
+    done = store(*options, "features.engine_options={tensor_parallel_size: 2}")
+    assert done.returncode == 0, done.stderr
+    ((folder, sizes),) = started
+    assert folder == place / "target"
+    assert sizes["options"] == {"tensor_parallel_size": 2}
+    arguments = ["--config", CONFIG, *options, f"output={tmp_path / 'out'}"]
+    monkeypatch.setattr(sys, "argv", ["train_eagle.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main("eagle", "smoke/eagle.yaml", "Train.")
+    assert (ended.value.code, len(started)) == (0, 1)
+    assert "tau is not measured" in capsys.readouterr().err
+    metrics = (tmp_path / "out" / "metrics.jsonl").read_text()
+    assert "agreement/1" in metrics
+    assert "tau" not in metrics
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ((), "features.store is empty"),
         (("features.store=/dev/null/x",), "/dev/null is no folder to write in"),
         (("features.dtype=int8", "features.store=x"), "features.dtype is 'int8'"),
+        (("features.engine=sglang", "features.store=x"), "features.engine is 'sglang'"),
+        (
+            ("features.engine_options={a: 1}", "features.store=x"),
+            "features.engine_options belongs to features.engine",
+        ),
+        (
+            ("features.engine=vllm", "features.store=x", "adapter.rank=4"),
+            "adapter.rank is 4, which runs the target's layers in this process",
+        ),
     ],
 )
 def test_bad_input_is_one_line(place: Path, more: tuple[str, ...], said: str) -> None:

@@ -1,6 +1,7 @@
 """The cache: placement, masks, what a path leaves behind."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -326,35 +327,50 @@ def test_attention_is_the_softmax_over_what_is_seen(
 def test_a_kernel_is_given_runs_and_the_usual_scale(
     monkeypatch: pytest.MonkeyPatch, scale: float | None
 ) -> None:
-    asked: list[object] = []
+    asked: list[Any] = []
 
     class Kernel:
-        def attend(self, *given: object) -> torch.Tensor:
-            asked.extend(given)
-            return torch.full((2, 24), 7.0)
+        def attend(self, *given: Any) -> torch.Tensor:
+            asked[:] = given
+            return torch.full((given[0].shape[0], 24), 7.0)
 
     def kernels(dtype: torch.dtype, device: str) -> Kernel:
         assert (dtype, device) == (torch.float64, "cpu")
         return Kernel()
 
     monkeypatch.setattr("drafters.cache.kernels", kernels)
-    cache = KVCache(2, 12, layers=2, heads=2, head_dim=4, dtype=torch.float64)
+    cache = KVCache(2, 30, layers=2, heads=2, head_dim=4, dtype=torch.float64)
     cache.advance([5, 2])
     placement = cache.place([causal_block(1), causal_block(1)])
     query = torch.randn(2, 6, 4, dtype=torch.float64)
     assert bool((cache.attend(1, query, placement, window=3, scale=scale) == 7).all())
-    given, keys, values, runs, factor = asked
+    given, keys, values, runs, mask, factor = asked
     assert given is query
-    assert isinstance(keys, torch.Tensor)
-    assert isinstance(values, torch.Tensor)
     assert keys.data_ptr() == cache.store[1, 0].data_ptr()
     assert values.data_ptr() == cache.store[1, 1].data_ptr()
-    assert keys.shape == values.shape == (25, 2, 4)
+    assert keys.shape == values.shape == (61, 2, 4)
     assert runs is placement.runs(3)
+    assert mask is None
     assert factor == (0.5 if scale is None else 0.3)
+
+    placement = cache.place([None, causal_block(2)])
+    assert cache.attend(1, query, placement).shape == (2, 24)
+    given, _, _, runs, mask, _ = asked
+    assert torch.equal(given, query)
+    assert [part.tolist() for part in runs] == [[30], [4]]
+    assert mask.shape == (1, 1, 2, 4)
+    assert (mask[0, 0] < 0).tolist() == [[False, False, False, True], [False] * 4]
+
+    placement = cache.place([causal_block(2), causal_block(1)])
+    assert cache.attend(1, torch.randn(3, 6, 4).double(), placement).shape == (3, 24)
+    given, _, _, runs, mask, _ = asked
+    assert given.shape == (4, 6, 4)  # the second row is padded
+    assert [part.tolist() for part in runs] == [[0, 30], [7, 7]]
+    assert mask.shape == (2, 1, 2, 7)
     asked.clear()
-    cache.attend(1, query.repeat(2, 1, 1), cache.place([causal_block(2)] * 2))
-    assert asked == []  # no runs
+    many = cache.place([causal_block(17), None])
+    assert cache.attend(1, torch.randn(17, 6, 4).double(), many).shape == (17, 24)
+    assert asked == []  # torch's
 
 
 def test_a_cache_is_zeros_of_its_type_with_one_cell_to_spare() -> None:

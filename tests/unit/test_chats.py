@@ -375,6 +375,14 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     assert ShardFolder(tmp_path, {**SETTINGS, "goal": {"tokens": None, "chats": 2}}).done
 
 
+def test_a_folder_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its fingerprint lacks the fields that came later."""
+    ShardFolder(tmp_path, {"target": {"weights": "w"}})
+    ShardFolder(tmp_path, {"target": {"weights": "w", "quantisation": "", "adapter": ""}})
+    with pytest.raises(UserError, match="'quantisation': 'int8'"):
+        ShardFolder(tmp_path, {"target": {"weights": "w", "quantisation": "int8"}})
+
+
 def test_a_target_that_moved_is_the_same(tmp_path: Path) -> None:
     def settings(name: str, weights: str) -> dict[str, object]:
         return {"target": {"name": name, "weights": weights}}

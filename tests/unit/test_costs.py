@@ -134,6 +134,9 @@ def test_costs_are_found_again_only_where_they_hold(
     ]
     assert [CostStore(other, Warp()).load() for other in others] == [None, None]
     assert CostStore(tiny_target(num_hidden_layers=1), Warp(1.0)).load() is None
+    with monkeypatch.context() as changed:
+        changed.setattr("drafters.native.version", lambda *_: "other kernels")
+        assert CostStore(tiny_target(num_hidden_layers=1), Warp()).load() is None
     for key, value in (("format_version", 0), ("identity", {})):
         stored = json.loads(store.path.read_text())
         store.path.write_text(json.dumps({**stored, key: value}))

@@ -36,7 +36,7 @@ def test_every_kernel_gives_the_same(dtype: torch.dtype, rows: int, columns: int
         torch.randn(*shape, generator=generator).to(dtype) for shape in ((rows, columns), (rows,))
     )
     linears = [FrozenLinear([weight], [bias], pack=pack) for pack in (True, False)]
-    for tokens in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33]:
+    for tokens in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33, 600]:
         x, other = (torch.randn(tokens, n, generator=generator).to(dtype) for n in (columns, rows))
         exact = F.linear(x.double(), weight.double(), bias.double())
         for then, follow in THEN.items():
@@ -45,7 +45,7 @@ def test_every_kernel_gives_the_same(dtype: torch.dtype, rows: int, columns: int
                 found = run(linear, then, x, other)
                 assert found.dtype == dtype
                 error = (found.double() - expected).abs().max() / expected.abs().max().clamp_min(1)
-                assert error < TOLERANCE[dtype], (tokens, then, linear.packed is not None)
+                assert error < TOLERANCE[dtype], (tokens, then, linear.panels is not None)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -63,7 +63,7 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
         pytest.skip("no C compiler here")
     x = torch.tensor([[1.0], [-3.0], [torch.inf], [torch.nan]]).bfloat16()
     bias = torch.tensor([2.0**-9]).bfloat16()  # half a step at 1: to the even neighbour, which is 1
-    y = kernels.linear(x, torch.ones(1, 1).bfloat16(), bias, "none", None)
+    y = kernels.linear(x, native.panels(torch.ones(1, 1).bfloat16()), 1, bias, "none", None)
     expected = (x.float() + 2.0**-9).bfloat16()
     assert torch.equal(y.view(torch.int16)[:3], expected.view(torch.int16)[:3])
     assert y[3].isnan()
@@ -121,11 +121,40 @@ def test_weights_that_are_bfloat16_numbers_are_read_as_such() -> None:
     weight = torch.randn(40, 24).bfloat16().float()
     x = torch.randn(3, 24)
     halved, whole = FrozenLinear([weight]), FrozenLinear([weight + 2.0**-20])
-    if halved.packed is None:
-        pytest.skip("no packed map here: the weight is kept for more tokens too")
-    assert halved.weight is not None
-    assert whole.weight is not None
-    assert (halved.weight.dtype, whole.weight.dtype) == (torch.bfloat16, torch.float32)
+    assert halved.panels is not None
+    assert whole.panels is not None
+    assert (halved.panels.dtype, whole.panels.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(halved(x), F.linear(x, weight))
     many = torch.randn(20, 24)
     torch.testing.assert_close(halved(many), F.linear(many, weight))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_token_is_mapped_alike_beside_any_others(dtype: torch.dtype) -> None:
+    linear = FrozenLinear([torch.randn(37, 100).to(dtype)])
+    if linear.kernels is None:
+        pytest.skip("no C compiler here")
+    x = torch.randn(30, 100).to(dtype)
+    alone = torch.cat([linear.silu(token) for token in x.split(1)])
+    for tokens in range(2, 31):
+        assert torch.equal(linear.silu(x[:tokens]), alone[:tokens]), tokens
+
+
+def test_panels_hold_rows_side_by_side() -> None:
+    weight = torch.arange(18.0 * 3).view(18, 3)
+    laid = native.panels(weight)
+    assert laid.shape == (2, 3, 16, 1)
+    assert torch.equal(laid[0, ..., 0], weight[:16].T)
+    assert torch.equal(laid[1, :, :2, 0], weight[16:].T)
+    assert not laid[1, :, 2:].any()
+
+
+def test_panels_of_halves_hold_two_columns_in_a_word() -> None:
+    weight = torch.arange(18.0 * 3).view(18, 3).bfloat16()
+    laid = native.panels(weight)
+    assert laid.shape == (2, 2, 16, 2)
+    assert torch.equal(laid[0, 0], weight[:16, :2])
+    assert torch.equal(laid[0, 1, :, 0], weight[:16, 2])
+    assert torch.equal(laid[1, 0, :2], weight[16:, :2])
+    assert not laid[:, 1, :, 1].any()
+    assert not laid[1, :, 2:].any()

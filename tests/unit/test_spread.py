@@ -9,7 +9,10 @@ import torch
 from drafters.base import Features
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
+from drafters.loading import load_config
+from drafters.reference import decoder_layers
 from drafters.registry import build_drafter
+from drafters.spread import layers_on_disk
 from drafters.target import Target
 from inference.generate import generate
 from tests.folders import save_tiny_target
@@ -52,6 +55,30 @@ def test_a_layer_on_the_disk_changes_nothing(folder: Path) -> None:
     assert [o.ids for o in outputs[0]] == [o.ids for o in outputs[1]]
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
+def test_all_layers_on_the_disk_are_read_when_they_are_asked_for(
+    family: str, tmp_path: Path
+) -> None:
+    folder = save_tiny_target(tmp_path, family, num_hidden_layers=2)
+    places = layers_on_disk(load_config(folder, "target"), "cpu")
+    copies: dict[str, Any] = {"offload_folder": tmp_path / "copies"} if "moe" in family else {}
+    whole = Target.load(folder, engine="reference")
+    if copies:
+        with pytest.raises(UserError, match="stays on the disk is a copy: give offload_folder"):
+            Target.load(folder, device_map=places)
+    spread = Target.load(folder, device_map=places, **copies)
+    layers = decoder_layers(spread.model.base_model, 2)
+    on_disk = {name for name, p in spread.model.named_parameters() if p.is_meta}
+    assert len(on_disk) == len(list(layers.parameters()))
+    assert all(p.is_meta for p in layers.parameters())
+    assert Fingerprint.of(spread) == Fingerprint.of(whole)
+    for left, right in zip(
+        spread.layer_state(1).items(), whole.layer_state(1).items(), strict=True
+    ):
+        assert left[0] == right[0]
+        torch.testing.assert_close(left[1], right[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -60,6 +87,7 @@ def test_a_layer_on_the_disk_changes_nothing(folder: Path) -> None:
         ({"device_map": "auto", "weights": "int8"}, "weights and device_map exclude each other"),
         ({"device_map": "auto", "engine": "fast"}, "engine fast holds all layers on one device"),
         ({"max_memory": {"cpu": 10**9}}, "max_memory belongs to device_map"),
+        ({"offload_folder": "x"}, "offload_folder belongs to device_map"),
         ({"device_map": ON_DISK | {"lm_head": "disk"}}, "its head is not held by a device"),
         (
             {"device_map": ON_DISK | {"model.embed_tokens": "disk"}},
