@@ -156,7 +156,7 @@ class KVCache:
         if runs is not None:
             return own.attend(query, keys, values, runs, None, scale)
         grid, runs = placement.to_grid(query), placement.whole_runs(self.capacity)
-        mask = placement.mask(window, 1, query.dtype)
+        mask = placement.mask(window, query.shape[1] // self.heads, query.dtype)
         out = own.attend(grid.flatten(0, 1), keys, values, runs, mask, scale)
         return placement.from_grid(out.view(*grid.shape[:2], -1))
 

@@ -121,8 +121,8 @@ class Kernels:
             keys: [cells, Hkv, hd], contiguous, Hkv a divisor of H.
             values: as keys.
             runs: first cell and number of cells of each row, both [R] int64.
-            mask: [R, 1, n, cells], added to the scores of every head; a token's contiguous. None:
-                all is visible.
+            mask: [R, 1, n or more, cells], the first n added to the scores of every head; a token's
+                contiguous. None: all is visible.
             scale: of the scores.
 
         Returns:

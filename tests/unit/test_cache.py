@@ -358,15 +358,15 @@ def test_a_kernel_is_given_runs_and_the_usual_scale(
     given, _, _, runs, mask, _ = asked
     assert torch.equal(given, query)
     assert [part.tolist() for part in runs] == [[30], [4]]
-    assert mask.shape == (1, 1, 2, 4)
-    assert (mask[0, 0] < 0).tolist() == [[False, False, False, True], [False] * 4]
+    assert mask.shape == (1, 1, 3 * 2, 4)
+    assert (mask[0, 0, :2] < 0).tolist() == [[False, False, False, True], [False] * 4]
 
     placement = cache.place([causal_block(2), causal_block(1)])
     assert cache.attend(1, torch.randn(3, 6, 4).double(), placement).shape == (3, 24)
     given, _, _, runs, mask, _ = asked
     assert given.shape == (4, 6, 4)  # the second row is padded
     assert [part.tolist() for part in runs] == [[0, 30], [7, 7]]
-    assert mask.shape == (2, 1, 2, 7)
+    assert mask.shape == (2, 1, 3 * 2, 7)
     asked.clear()
     many = cache.place([causal_block(17), None])
     assert cache.attend(1, torch.randn(17, 6, 4).double(), many).shape == (17, 24)
