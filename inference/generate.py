@@ -7,6 +7,7 @@ number alone, not on which rows run beside it.
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 
 from drafters.base import Commit, Drafter
 from drafters.errors import UserError
@@ -130,6 +131,8 @@ class Generation:
         """Check the prompts and allocate the engine."""
         self.target = target
         self.sampling = sampling or Sampling()
+        if isinstance(prompts, str):  # a sequence of texts too, of one character each
+            raise UserError("prompts is one text: give a list of prompts, such as [text]")
         self.prompts = [_ids(target, prompt) for prompt in prompts]
         if not self.prompts:
             raise UserError("no prompts were given: give at least one")
@@ -273,11 +276,25 @@ def _scores(commit: Commit) -> list[float]:
 
 def _ids(target: Target, prompt: Sequence[int] | str) -> list[int]:
     if not isinstance(prompt, str):
-        ids = list(prompt)
+        ids = _checked(prompt, target.shape.vocab_size)
     elif target.tokenizer is None:
         raise UserError("a prompt is text but the target has no tokenizer: give token ids")
     else:
         ids = text_ids(target, prompt)
     if not ids:
         raise UserError("a prompt has no tokens: give at least one")
+    return ids
+
+
+def _checked(prompt: Sequence[int], vocab_size: int) -> list[int]:
+    try:
+        ids = [index(token) for token in prompt]
+    except TypeError:
+        raise UserError(
+            f"a prompt is of {type(prompt).__name__} and holds no token ids: give a text or a list "
+            "of ids, of a chat those of inference.prompts.chat_ids(target, messages)"
+        ) from None
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise UserError(f"a prompt holds id {token}: give 0 to {vocab_size - 1}")
     return ids

@@ -17,7 +17,7 @@ from drafters.checkpoint import load_drafter, parts_of
 from drafters.errors import UserError
 from drafters.growth import POLICIES, Growth, ShapeValue, build_growth
 from drafters.growth.ranks import read_paths
-from drafters.registry import build_drafter, joined
+from drafters.registry import build_drafter, joined, method
 from drafters.target import Target
 from inference.modes import resolve
 
@@ -89,13 +89,15 @@ class Spec:
 
 
 def _load(text: str, name: str, options: Mapping[str, object], target: Target) -> Drafter:
+    is_name = "/" not in name and not Path(name).is_dir()
+    if options and is_name and not issubclass(method(name), NeuralDrafter):
+        # never made without its options first: universal has none without its model
+        return build_drafter(name, options, target.shape)
     drafter = load_drafter(name, target)
     if not options:
         return drafter
-    if Path(name).is_dir() or isinstance(drafter, NeuralDrafter):
-        first = next(iter(options))
-        raise UserError(f"drafter {text!r} has no option {first!r}{_hint(first)}")
-    return build_drafter(name, options, target.shape)
+    first = next(iter(options))
+    raise UserError(f"drafter {text!r} has no option {first!r}{_hint(first)}")
 
 
 def _split(text: str, part: str) -> tuple[str, dict[str, str]]:

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from drafters.base import NeuralDrafter
 from drafters.errors import UserError
 from drafters.settings import find_config, load, to_yaml
-from drafters.whole import write_text
+from drafters.whole import check_place, write_text
 from inference import Output
 from training import acceptance, tracking
 from training.commandline import dressed, empty, ended, note, stderr
@@ -61,6 +61,8 @@ def main(method: str, config: str, about: str | None) -> NoReturn:
 
 def _train(method: str, settings: TrainSettings, *, dry_run: bool) -> int:
     output = Path(settings.output)
+    if not dry_run:
+        check_place(output, folder=True)
     if not dry_run and not settings.resume and (output / STATE).exists():
         raise UserError(
             f"{output} holds a run already: set resume=true to go on with it, or give another "

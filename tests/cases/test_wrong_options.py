@@ -12,7 +12,7 @@ from drafters.target import Target
 from inference import Sampling, generate
 from inference.prompts import chat_ids, text_ids
 from tests.folders import tiny_tokenizer
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_target
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -59,3 +59,20 @@ def test_a_target_that_is_not_there(place: str, tmp_path: Path) -> None:
     given = str(tmp_path / place) if place in ("nowhere", "a file") else place
     with pytest.raises(UserError, match="no such folder; give a folder"):
         Target.load(given)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ("Once", "prompts is one text"),
+        ([[5, 128]], "id 128: give 0 to 127"),
+        ([[5, -1]], "id -1: give 0 to 127"),
+        ([[5.0]], "holds no token ids"),
+        ([5, 6], "is of int and holds no token ids"),
+        ([[{"role": "user", "content": "hi"}]], r"chat_ids\(target, messages\)"),
+        ([{"input_ids": [5, 6]}], "is of dict and holds no token ids"),
+    ],
+)
+def test_what_is_no_list_of_prompts(prompts: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        generate(tiny_target(), NoDrafter(), prompts, max_new_tokens=2)  # type: ignore[arg-type]

@@ -84,6 +84,14 @@ def refused(
     return lines[-1]
 
 
+def test_an_output_that_is_a_file_is_refused_before_the_target_is_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (output := tmp_path / "out").touch()
+    line = refused(capsys, monkeypatch, *settings(tmp_path / "nothing", output))
+    assert line == f"error: {output} is a file: give another place"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

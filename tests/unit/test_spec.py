@@ -8,6 +8,7 @@ from drafters.errors import UserError
 from drafters.growth import Chain, CostAware, Dynamic, Static
 from drafters.registry import methods
 from inference.spec import Spec
+from tests.folders import save_tiny_target
 from tests.tiny import tiny_target
 
 
@@ -67,6 +68,16 @@ def test_options_of_a_drafter_without_weights() -> None:
     assert drafter.longest == 7
     with pytest.raises(UserError, match="drafter ngram has no option 'lenght'"):
         Spec.parse("ngram:lenght=7").load(target)
+
+
+@pytest.mark.parametrize("name", ["universal", "draft_model", "ngram+universal"])
+def test_a_model_is_named_as_an_option(name: str, tmp_path: Path) -> None:
+    folder = save_tiny_target(tmp_path / "small", num_hidden_layers=1)
+    drafter = Spec.parse(f"{name}:model={folder},gamma=2").load(tiny_target())
+    for part in getattr(drafter, "members", [drafter])[-1:]:
+        assert part.options() == {"model": str(folder)}
+    with pytest.raises(UserError, match="one option, model"):
+        Spec.parse(f"{name}:modle={folder}").load(tiny_target())
 
 
 def test_options_of_a_folder_are_those_of_its_shape(tmp_path: Path) -> None:
