@@ -12,6 +12,7 @@ from operator import index
 from drafters.base import Commit, Drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
+from drafters.growth.base import check_at_least
 from drafters.rules import Rules
 from drafters.sampling import RowRandom, Warp, check_seed
 from drafters.target import Target
@@ -131,6 +132,8 @@ class Generation:
         """Check the prompts and allocate the engine."""
         self.target = target
         self.sampling = sampling or Sampling()
+        if rows is not None:
+            check_at_least(rows, 1, "rows")
         if isinstance(prompts, str):  # a sequence of texts too, of one character each
             raise UserError("prompts is one text: give a list of prompts, such as [text]")
         self.prompts = [_ids(target, prompt) for prompt in prompts]

@@ -7,6 +7,7 @@ to stderr. NO_COLOR, and a stream that is no terminal, get plain text without ba
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def kebab(name: str) -> str:
 
 def ended(command: Any) -> int:
     """Run a command; return 0 or its own code, 2 after the user's mistake, 130 if interrupted."""
+    before, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         code = command(prog_name=Path(sys.argv[0]).name, standalone_mode=False)
     except UserError as error:
@@ -117,6 +119,8 @@ def ended(command: Any) -> int:
         return _fail(f"{_message(error)} (see --help)")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    finally:
+        warnings.formatwarning = before
     if code == 130:
         note("interrupted; what was saved stays")
     return code if isinstance(code, int) else 0
@@ -126,6 +130,11 @@ def note(text: str) -> None:
     """Write one line to stderr, of several processes from the first."""
     if os.environ.get("RANK", "0") == "0":
         stderr.print(text, markup=False)
+
+
+def _warning(message: Warning | str, *_: object) -> str:
+    # Python's own form adds the place in our code and its source: of no use to a user
+    return f"warning: {' '.join(str(message).split())}\n"
 
 
 def _message(error: Exception) -> str:

@@ -76,3 +76,9 @@ def test_a_target_that_is_not_there(place: str, tmp_path: Path) -> None:
 def test_what_is_no_list_of_prompts(prompts: object, said: str) -> None:
     with pytest.raises(UserError, match=said):
         generate(tiny_target(), NoDrafter(), prompts, max_new_tokens=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1.5])
+def test_rows_are_one_or_more(rows: object) -> None:
+    with pytest.raises(UserError, match=r"rows is .*: give a whole number of 1 or more"):
+        generate(tiny_target(), NoDrafter(), [[5]], max_new_tokens=2, rows=rows)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def ending(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
             raise KeyboardInterrupt
         if how == "exit":
             raise typer.Exit(3)
+        if how == "warned":
+            said = warnings.formatwarning("outputs end\nearly", UserWarning, "file.py", 3)
+            typer.echo(said, err=True, nl=False)
+            raise typer.Exit(0)
         if how == "defect":
             raise ValueError("a defect")
         typer.echo(count)
@@ -45,6 +50,7 @@ def test_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         (["--how", "badly"], 2, "error: how = 'badly' is not allowed; give 'well'\n"),
         (["--how", "interrupted"], 130, "interrupted; what was saved stays\n"),
         (["--how", "exit"], 3, ""),
+        (["--how", "warned"], 0, "warning: outputs end early\n"),
         (["--cuont", "7"], 2, "error: No such option: --cuont"),
         (["--count", "x"], 2, "error: Invalid value for '--count'"),
         (["--count"], 2, "error: Option '--count' requires an argument (see --help)\n"),
