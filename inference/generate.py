@@ -246,7 +246,7 @@ def generate(
         top_p: as above.
         min_p: as above.
         seed: prompt number i draws from its own streams of it.
-        stop_strings: texts that end an output.
+        stop_strings: texts that end an output, or one.
         eos_ids: ids that end an output; None: the target's own.
         rules: penalties, biases, forbidden words, a constraint; None: none.
         verify: name of the verifier; None: the default of what the growth drafts.
@@ -259,7 +259,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         warp=Warp(temperature, top_k, top_p, min_p, rules),
         seed=seed,
-        stop_strings=tuple(stop_strings),
+        stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings),
         eos_ids=None if eos_ids is None else frozenset(eos_ids),
         scores=scores,
     )

@@ -18,6 +18,7 @@ from drafters.sampling import Coin, Warp
 from drafters.tree import TokenTree
 
 DRAFT_MODES = ("argmax", "sampled")
+MOST_NODES = 1024  # of a tree; masks grow with the square of their number
 
 
 class Guesser(Protocol):
@@ -144,6 +145,12 @@ def check_at_least(value: object, least: int, name: str) -> None:
     """Raise UserError if a value is no whole number or too small."""
     if not isinstance(value, int) or value < least:
         raise UserError(f"{name} is {value!r}: give a whole number of {least} or more")
+
+
+def check_size(value: object, name: str) -> None:
+    """Raise UserError if a value is no whole number that a tree may have."""
+    if not isinstance(value, int) or not 1 <= value <= MOST_NODES:
+        raise UserError(f"{name} is {value!r}: give a whole number from 1 to {MOST_NODES}")
 
 
 def drawable(warp: Warp, logits: Tensor, ids: Tensor | None = None) -> Laws:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafters.growth.base import FixedShape, Guesser, check_at_least, check_draft
+from drafters.growth.base import FixedShape, Guesser, check_draft, check_size
 from drafters.growth.dynamic import grow_best
 from drafters.sampling import Coin, Warp
 from drafters.tree import TokenTree
@@ -27,8 +27,8 @@ class BestFirst(FixedShape):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_at_least(self.nodes, 1, "nodes")
-        check_at_least(self.depth, 1, "depth")
+        check_size(self.nodes, "nodes")
+        check_size(self.depth, "depth")
         check_draft(self.draft, ("argmax",), "best_first")
 
     @property

@@ -11,8 +11,8 @@ from drafters.growth.base import (
     DRAFT_MODES,
     FixedShape,
     Guesser,
-    check_at_least,
     check_draft,
+    check_size,
     drawable,
     target_ids,
 )
@@ -30,7 +30,7 @@ class Chain(FixedShape):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_at_least(self.gamma, 1, "gamma")
+        check_size(self.gamma, "gamma")
         check_draft(self.draft, DRAFT_MODES, "chain")
 
     @property

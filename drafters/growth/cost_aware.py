@@ -27,8 +27,8 @@ from drafters.growth.base import (
     DRAFT_MODES,
     Confident,
     Guesser,
-    check_at_least,
     check_draft,
+    check_size,
     drawable,
     target_ids,
 )
@@ -58,9 +58,9 @@ class CostAware:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_at_least(self.nodes, 1, "nodes")
-        check_at_least(self.width, 1, "width")
-        check_at_least(self.depth, 1, "depth")
+        check_size(self.nodes, "nodes")
+        check_size(self.width, "width")
+        check_size(self.depth, "depth")
         check_draft(self.draft, DRAFT_MODES, "cost_aware")
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drafters.frontier import Frontier
-from drafters.growth.base import FixedShape, Guesser, check_at_least, check_draft, target_ids
+from drafters.growth.base import FixedShape, Guesser, check_draft, check_size, target_ids
 from drafters.sampling import Coin, Warp
 from drafters.tree import TokenTree
 
@@ -28,9 +28,9 @@ class Dynamic(FixedShape):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_at_least(self.nodes, 1, "nodes")
-        check_at_least(self.width, 1, "width")
-        check_at_least(self.depth, 1, "depth")
+        check_size(self.nodes, "nodes")
+        check_size(self.width, "width")
+        check_size(self.depth, "depth")
         check_draft(self.draft, ("argmax",), "dynamic")
 
     @property

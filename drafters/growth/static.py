@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -13,8 +15,8 @@ from drafters.growth.base import (
     DRAFT_MODES,
     FixedShape,
     Guesser,
-    check_at_least,
     check_draft,
+    check_size,
     drawable,
     target_ids,
 )
@@ -43,7 +45,8 @@ class Static(FixedShape):
         if not self.branching:
             raise UserError("branching is empty: give children per depth, such as 3.2.1")
         for value in self.branching:
-            check_at_least(value, 1, "branching")
+            check_size(value, "branching")
+        check_size(sum(accumulate(self.branching, mul)), "the number of the tree's nodes")
         if self.tree and self.branching != _BRANCHING:
             raise UserError("branching and tree both name a shape: give one of them")
         check_draft(self.draft, DRAFT_MODES, "static")
