@@ -42,7 +42,7 @@ from inference.modes import LOSSY, shown
 from inference.prompts import chat_ids, has_template, text_ids
 from inference.spec import Spec
 
-SHIPPED = "ngram+{}:growth=dynamic,nodes=4,width=2,depth=4"
+SHIPPED = "ngram+{}:growth=dynamic,nodes=8,width=2,depth=4"
 
 cli = app(__doc__ or "")
 
