@@ -148,6 +148,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: if it cannot be read, or another version wrote it.
     """
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} holds no {CONFIG}: give a drafter's folder, as a run wrote it")
     config = read_object(folder / CONFIG)
     if "drafter" in config:
         unknown, missing = set(config) - _FIELDS, _FIELDS - set(config)

@@ -10,6 +10,7 @@ from drafters.base import NeuralDrafter
 from drafters.checkpoint import CONFIG, WEIGHTS, load_drafter, save_drafter
 from drafters.errors import UserError
 from drafters.registry import build_drafter
+from drafters.stored import StoredDrafter
 from drafters.target import Target
 from tests.tiny import tiny_target
 
@@ -85,3 +86,9 @@ def test_a_place_that_cannot_be_written(target: Target, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="d cannot be written"):
         save_drafter(drafter_of(target, 2), tmp_path / "file" / "d", target)
+
+
+def test_a_folder_without_a_drafter_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match=r"holds no config.json: give a drafter's folder"):
+            StoredDrafter.read(folder)

@@ -271,7 +271,7 @@ def test_what_cannot_be_published_is_refused(folder: Path, benchmark: Path, tmp_
     assert "give another folder" in refused(folder, "--to", folder)
     assert "leave it out" in refused(folder, "--to", tmp_path / "x", "--public")
     assert "without a revision" in refused(folder, "--to", f"{REPO}@main")
-    assert "cannot be read" in refused(tmp_path, "--to", tmp_path / "x")
+    assert "holds no config.json" in refused(tmp_path, "--to", tmp_path / "x")
     other = json.loads(benchmark.read_text())
     other["drafters"][0]["checkpoint"] = "runs/other"
     benchmark.write_text(json.dumps(other))
