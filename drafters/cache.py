@@ -151,13 +151,13 @@ class KVCache:
     ) -> Tensor:
         """Let the kernel do it: a row's run of cells, and a mask where that is not enough."""
         keys, values = self._cells[layer]
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        usual = query.shape[-1] ** -0.5 if scale is None else scale
         runs = placement.runs(window)
         if runs is not None:
-            return own.attend(query, keys, values, runs, None, scale)
+            return own.attend(query, keys, values, runs, None, usual)
         grid, runs = placement.to_grid(query), placement.whole_runs(self.capacity)
         mask = placement.mask(window, query.shape[1] // self.heads, query.dtype)
-        out = own.attend(grid.flatten(0, 1), keys, values, runs, mask, scale)
+        out = own.attend(grid.flatten(0, 1), keys, values, runs, mask, usual)
         return placement.from_grid(out.view(*grid.shape[:2], -1))
 
     def keep(self, paths: Sequence[Sequence[int] | None]) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from operator import mul
 
 import torch
 from torch import Tensor
@@ -46,7 +44,11 @@ class Static(FixedShape):
             raise UserError("branching is empty: give children per depth, such as 3.2.1")
         for value in self.branching:
             check_size(value, "branching")
-        check_size(sum(accumulate(self.branching, mul)), "the number of the tree's nodes")
+        nodes = level = 1
+        for value in self.branching:
+            level *= value
+            nodes += level
+        check_size(nodes - 1, "the number of the tree's nodes")
         if self.tree and self.branching != _BRANCHING:
             raise UserError("branching and tree both name a shape: give one of them")
         check_draft(self.draft, DRAFT_MODES, "static")
