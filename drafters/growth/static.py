@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -44,11 +45,8 @@ class Static(FixedShape):
             raise UserError("branching is empty: give children per depth, such as 3.2.1")
         for value in self.branching:
             check_size(value, "branching")
-        nodes = level = 1
-        for value in self.branching:
-            level *= value
-            nodes += level
-        check_size(nodes - 1, "the number of the tree's nodes")
+        levels = (prod(self.branching[:depth]) for depth in range(1, len(self.branching) + 1))
+        check_size(sum(levels), "the number of the tree's nodes")
         if self.tree and self.branching != _BRANCHING:
             raise UserError("branching and tree both name a shape: give one of them")
         check_draft(self.draft, DRAFT_MODES, "static")
