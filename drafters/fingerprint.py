@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafters.digest import digest
 from drafters.int8 import quantisation
 from drafters.spread import weight_of
 from drafters.target import Target
@@ -111,7 +112,7 @@ class Fingerprint:
 def template_digest(tokenizer: Any) -> str:
     """Return the digest of a tokenizer's chat template; "" without one."""
     template = None if tokenizer is None else tokenizer.chat_template
-    return "" if not template else hashlib.sha256(str(template).encode()).hexdigest()[:16]
+    return "" if not template else digest(str(template))
 
 
 def _weights(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -125,14 +126,14 @@ def _weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _weights_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Hash evenly spaced values of every tensor, rounded to bfloat16: equal in any served dtype."""
-    digest = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name, tensor in tensors:
         flat = tensor.detach().flatten()
         step = max(1, len(flat) // _SAMPLED)
         values = flat[::step].to("cpu", torch.bfloat16).view(torch.int16)
-        digest.update(name.encode())
-        digest.update(values.numpy().tobytes())
-    return digest.hexdigest()[:16]
+        hashed.update(name.encode())
+        hashed.update(values.numpy().tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
@@ -140,4 +141,4 @@ def _tokenizer_digest(tokenizer: Any) -> str:
         return ""
     vocabulary = sorted(tokenizer.get_vocab().items())
     text = json.dumps([vocabulary, tokenizer.chat_template])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest(text)

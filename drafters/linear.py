@@ -70,14 +70,14 @@ class FrozenLinear:
         return self._run(x, "multiply", other)
 
     def _run(self, x: Tensor, then: Then, other: Tensor | None) -> Tensor:
-        own, flat = self.kernels, x.reshape(-1, self.in_features)
-        if own is None or len(flat) > self.most_tokens:
+        own = self.kernels
+        if own is None or x.numel() > self.most_tokens * self.in_features:
             assert self.weight is not None
             return _AFTER[then](F.linear(x, self.weight, self.bias), other)
         assert self.panels is not None
         assert x.dtype == own.dtype  # which the kernels do not ask
         other = None if other is None else other.contiguous()
-        y = own.linear(flat.contiguous(), self.panels, self.out_features, self.bias, then, other)
+        y = own.linear(x.contiguous(), self.panels, self.out_features, self.bias, then, other)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.out_features)
 
 

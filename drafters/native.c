@@ -312,6 +312,18 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
     }
 }
 
+/* by(left, some cells of `from`, right), run by run of the cells of row b */
+#define BY_RUN(T, by, from, left, right)                                                           \
+    for (long c = 0; c < columns; c += RUN) {                                                      \
+        long run = columns - c < RUN ? columns - c : RUN;                                          \
+        const float *some_cells = widened_##T(from + (first[b] + c) * cell + head * dim, cell,     \
+                                              run, dim, wide);                                     \
+        if (lanes == LANES)                                                                        \
+            by(left, some_cells, stride, run, dim, right, 1);                                      \
+        else                                                                                       \
+            by(left, some_cells, stride, run, dim, right, VECS);                                   \
+    }
+
 /* out [rows * width, key_heads * groups, dim]: the `width` tokens of row b read cells first[b] ..
    first[b] + count[b] - 1 of keys and values [cells, key_heads, dim], and to each score a number of
    mask [rows, width, count] is added, rows and tokens `mask_row` and `mask_token` apart; null: none.
@@ -342,29 +354,13 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
                     for (long d = 0; d < dim; d++)                                                 \
                         asked[d * lanes + lane] = GET_##T(at + d) * scale;                         \
                 }                                                                                  \
-                for (long c = 0; c < columns; c += RUN) {                                          \
-                    long run = columns - c < RUN ? columns - c : RUN;                              \
-                    const float *k = widened_##T(keys + (first[b] + c) * cell + head * dim, cell,  \
-                                                 run, dim, wide);                                  \
-                    if (lanes == LANES)                                                            \
-                        score(asked, k, stride, run, dim, scores + c * lanes, 1);                  \
-                    else                                                                           \
-                        score(asked, k, stride, run, dim, scores + c * lanes, VECS);               \
-                }                                                                                  \
+                BY_RUN(T, score, keys, asked, scores + c * lanes)                                  \
                 for (long lane = 0; mask && lane < some; lane++) {                                 \
                     const T *row = mask + b * mask_row + (from + lane) / groups * mask_token;      \
                     for (long c = 0; c < columns; c++) scores[c * lanes + lane] += GET_##T(row + c);\
                 }                                                                                  \
                 soften(scores, columns, shares, lanes / LANES);                                    \
-                for (long c = 0; c < columns; c += RUN) {                                          \
-                    long run = columns - c < RUN ? columns - c : RUN;                              \
-                    const float *v = widened_##T(values + (first[b] + c) * cell + head * dim,      \
-                                                 cell, run, dim, wide);                            \
-                    if (lanes == LANES)                                                            \
-                        mix(scores + c * lanes, v, stride, run, dim, mixed, 1);                    \
-                    else                                                                           \
-                        mix(scores + c * lanes, v, stride, run, dim, mixed, VECS);                 \
-                }                                                                                  \
+                BY_RUN(T, mix, values, scores + c * lanes, mixed)                                  \
                 for (long lane = 0; lane < some; lane++) {                                         \
                     long token = b * width + (from + lane) / groups;                               \
                     long place = head * groups + (from + lane) % groups;                           \

@@ -5,7 +5,6 @@ dtype `kernels` is None and torch's own operators serve. DRAFTERS_NATIVE=0 switc
 """
 
 import ctypes
-import hashlib
 import os
 import platform
 import shutil
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.cache_root import cache_root
+from drafters.digest import digest
 
 _PANEL = 16  # rows of a weight that are read together, as in native.c
 _MOST_IN_HALF = 64  # tokens, beyond which processors that multiply bfloat16 itself are faster
@@ -80,7 +80,7 @@ class Kernels:
         A token's outputs are the same whatever the other tokens are.
 
         Args:
-            x: [n, in], contiguous.
+            x: [..., in], contiguous: n tokens.
             weight: `panels` of [out, in], of the states' dtype or bfloat16.
             out: rows of that weight.
             bias: [out] or None.
@@ -90,7 +90,8 @@ class Kernels:
         Returns:
             [n, out].
         """
-        tokens, wide = x.shape
+        wide = x.shape[-1]
+        tokens = x.numel() // wide
         y = x.new_empty(tokens, out)
         self._linear[weight.dtype](
             weight.data_ptr(),
@@ -131,6 +132,7 @@ class Kernels:
         tokens, heads, width = query.shape
         y = query.new_empty(tokens, heads * width)
         first, count = runs
+        rows = first.numel()
         self._attend(
             query.data_ptr(),
             query.stride(0),
@@ -140,8 +142,8 @@ class Kernels:
             count.data_ptr(),
             *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
             y.data_ptr(),
-            len(first),
-            tokens // len(first),
+            rows,
+            tokens // rows,
             keys.shape[1],
             heads // keys.shape[1],
             width,
@@ -201,7 +203,7 @@ def kernels(dtype: torch.dtype, device: str) -> Kernels | None:
 
 def version(dtype: torch.dtype, device: str) -> str:
     """Return what tells these kernels from others; "" where torch's own operators serve."""
-    return "" if kernels(dtype, device) is None else _digest(_SOURCE.read_text())
+    return "" if kernels(dtype, device) is None else digest(_SOURCE.read_text())
 
 
 @cache
@@ -224,12 +226,9 @@ def _compilers() -> Sequence[str]:
 
 def _built(compiler: str) -> Path:
     """Return where the library for this source, compiler and processor lies."""
-    what = [_SOURCE.read_text(), *_FLAGS, compiler, platform.machine(), _processor()]
-    return cache_root() / "native" / f"{_digest(*what)}.so"
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    parts = _SOURCE.read_text(), *_FLAGS, compiler, platform.machine(), _processor()
+    what = "\n".join(parts)
+    return cache_root() / "native" / f"{digest(what)}.so"
 
 
 def _processor() -> str:

@@ -3,7 +3,6 @@
 A file is read again only where all of these and the format agree; anything else is measured anew.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from drafters import native
 from drafters.base import Drafter
 from drafters.cache_root import cache_root
+from drafters.digest import digest
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.growth import BestFirst, Chain, Dynamic, Growth, Static
@@ -33,7 +33,7 @@ def cost_key(drafter: Drafter, growth: Growth, warp: Warp) -> str:
     options = json.dumps(dict(drafter.options()), sort_keys=True, default=str)
     kind = "fixed" if isinstance(growth, Chain | Static | Dynamic | BestFirst) else "weighed"
     draft = "argmax" if warp.greedy else growth.draft
-    return f"{drafter.name}-{_digest(options)}:{kind}:{draft}"
+    return f"{drafter.name}-{digest(options)}:{kind}:{draft}"
 
 
 class CostStore:
@@ -58,7 +58,7 @@ class CostStore:
             "warp": [not warp.greedy, warp.top_k > 0, warp.top_p < 1, warp.min_p > 0],
             "target": fingerprint,
         }
-        name = _digest(json.dumps(self.identity, sort_keys=True))
+        name = digest(json.dumps(self.identity, sort_keys=True))
         self.path = cache_root() / "costs" / f"{name}.json"
 
     def load(self) -> CostTable | None:
@@ -116,7 +116,3 @@ def _rows(grid: Grid) -> list[list[float]]:
 
 def _grid(rows: list[list[float]]) -> dict[tuple[int, ...], float]:
     return {tuple(int(x) for x in key): value for *key, value in rows}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,7 +5,9 @@ family. Ranges are checked here, so that a mistake is found before any model is 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from omegaconf import MISSING
@@ -245,6 +247,21 @@ class TrainSettings:
         if self.threads:
             check_threads("threads", self.threads)
         check_seed(self.seed)
+
+    def refuse(self, names: Sequence[str], why: str) -> None:
+        """Refuse what a run cannot have.
+
+        Args:
+            names: of settings, as section.key.
+            why: what is said of the first that is given, and what to do.
+
+        Raises:
+            UserError: if one of them is given.
+        """
+        for name in names:
+            given = attrgetter(name)(self)
+            if given:
+                raise UserError(f"{name} is {given}, {why}")
 
 
 def seconds(text: str) -> float:

@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from drafters.errors import UserError
 from drafters.losses import LossSums
 from training.features import Lesson
 from training.objective import Objective
@@ -64,15 +63,11 @@ class Replicas:
         if not self.shared:
             self.module = accelerator.prepare_model(objective)
             return
-        for name, given in (
-            ("on_policy.share", settings.on_policy.share),
-            ("adapter.rank", settings.adapter.rank),
-        ):
-            if given:
-                raise UserError(
-                    f"{name} is {given}, which needs the whole drafter on every process, and under "
-                    "FSDP there are shares: leave it at 0, or launch without FSDP"
-                )
+        settings.refuse(
+            ("on_policy.share", "adapter.rank"),
+            "which needs the whole drafter on every process, and under FSDP there are shares: "
+            "leave it at 0, or launch without FSDP",
+        )
         if accelerator.is_main_process:
             drafter = deepcopy(objective.drafter)
             self._copy = Objective(

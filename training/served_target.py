@@ -28,16 +28,11 @@ def load_target(settings: TrainSettings, device: str) -> Target:
     """
     if not settings.features.engine:
         return Target.load(settings.target, dtype=settings.target_dtype, device=device)
-    for name, given in (
-        ("adapter.rank", settings.adapter.rank),
-        ("on_policy.share", settings.on_policy.share),
-        ("tracking.benchmark", settings.tracking.benchmark),
-    ):
-        if given:
-            raise UserError(
-                f"{name} is {given}, which runs the target's layers in this process, and with "
-                "features.engine they are not here: leave one of the two out"
-            )
+    settings.refuse(
+        ("adapter.rank", "on_policy.share", "tracking.benchmark"),
+        "which runs the target's layers in this process, and with features.engine they are not "
+        "here: leave one of the two out",
+    )
     places = layers_on_disk(load_config(settings.target, "target"), device)
     return Target.load(
         settings.target,

@@ -1,6 +1,5 @@
 """Sources: how chats begin - with first words, with given messages, or with a text to continue."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from drafters.digest import digest
 from drafters.errors import UserError
 from drafters.settings import own
 from inference.prompts import read_prompts
@@ -59,7 +59,7 @@ class Source:
     def digest(self) -> str:
         """Return what tells this source from another one."""
         text = json.dumps([self.kind, [asdict(start) for start in self.starts]])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest(text)
 
 
 def self_chat(openings: Path | None, seed: int) -> Source:

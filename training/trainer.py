@@ -261,13 +261,13 @@ class Trainer:
         """Divide the gradients by the step's weight and clip them; return their norm."""
         processes = self.accelerator.num_processes
         # processes exchange means of gradients, hence the factor
-        scale = processes / weight.clamp_min(1e-12)
+        scale = float(processes / weight.clamp_min(1e-12))
         if self.settings.optim.normalise == "local":
-            scale = torch.ones_like(weight) / self.settings.optim.accumulate
+            scale = 1 / self.settings.optim.accumulate
         parameters = [p for p in self.drafter.parameters() if p.grad is not None]
         for parameter in parameters:
             assert parameter.grad is not None
-            parameter.grad.mul_(float(scale))
+            parameter.grad.mul_(scale)
         clip = self.settings.optim.clip or math.inf
         return gathered(torch.nn.utils.clip_grad_norm_(parameters, clip))
 
