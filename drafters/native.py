@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafters.arena import ARENA
 from drafters.cache_root import cache_root
 from drafters.digest import digest
 from drafters.structs import Layer, Map, Norm, Reads
@@ -182,7 +183,7 @@ def panels(weight: Tensor) -> Tensor:
     """
     (out, wide), together = weight.shape, 2 if weight.dtype == torch.bfloat16 else 1
     count, deep = -(-out // _PANEL), -(-wide // together)
-    laid = weight.new_zeros(count, deep, _PANEL, together)
+    laid = ARENA.zeros(count, deep, _PANEL, together, dtype=weight.dtype)
     for first in range(0, out, 4096):  # a copy of some rows at a time
         some = F.pad(
             part := weight[first : first + 4096],
