@@ -37,6 +37,7 @@ def test_rows_are_rounded_by_their_own_largest_number() -> None:
     torch.testing.assert_close(rounded(x), torch.tensor([[4.0, 0.0]]) + linear.bias)
 
 
+@pytest.mark.slow
 def test_an_int8_target_is_served_by_its_own_forward_and_drafted_for(tmp_path: Path) -> None:
     folder = save_tiny_target(tmp_path / "t", num_hidden_layers=3)
     with pytest.warns(UserWarning, match="Int8Linear"):
