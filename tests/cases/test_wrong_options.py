@@ -11,7 +11,7 @@ from drafters.sampling import Warp
 from drafters.target import Target
 from inference import Sampling, generate
 from inference.prompts import chat_ids, text_ids
-from tests.folders import tiny_tokenizer
+from tests.folders import save_tiny_target, tiny_tokenizer
 from tests.tiny import tiny_model, tiny_target
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -84,6 +84,14 @@ def test_a_target_that_is_not_there(place: str, tmp_path: Path) -> None:
     given = str(tmp_path / place) if place in ("nowhere", "a file") else place
     with pytest.raises(UserError, match="no such folder; give a folder"):
         Target.load(given)
+
+
+def test_a_config_of_a_larger_model_than_its_weights(tmp_path: Path) -> None:
+    """Left to itself transformers fills the seven billion values that it says at random."""
+    folder = save_tiny_target(tmp_path)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match=r"a model of 6,738,415,616 values and the weights"):
+        Target.load(folder)
 
 
 @pytest.mark.parametrize(
