@@ -50,11 +50,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Check what no later stage would check before model work."""
-        if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens is {self.max_new_tokens}: give 1 or more")
+        check_at_least(self.max_new_tokens, 1, "max_new_tokens")
         check_seed(self.seed)
-        if "" in self.stop_strings:
-            raise UserError("a stop string is empty: give a text, or leave it out")
+        for string in self.stop_strings:
+            _check_text(string)
 
 
 @dataclass
@@ -275,6 +274,13 @@ def _scores(commit: Commit) -> list[float]:
     nodes = list(commit.path) or [0]
     laws = commit.logits[nodes].float().log_softmax(-1)
     return laws[range(len(nodes)), list(commit.emitted)].tolist()
+
+
+def _check_text(string: object) -> None:
+    if not isinstance(string, str) or not string:
+        raise UserError(f"a stop string is {string!r}: give a text, or leave it out")
+    if any("\ud800" <= character <= "\udfff" for character in string):
+        raise UserError(f"a stop string holds what is no character ({string!r}): give UTF-8 text")
 
 
 def _ids(target: Target, prompt: Sequence[int] | str) -> list[int]:

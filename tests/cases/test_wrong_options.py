@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from drafters.errors import UserError
 from drafters.methods.none import NoDrafter
@@ -36,9 +37,24 @@ def test_a_seed_that_no_generator_holds(seed: int) -> None:
         Sampling(seed=seed)
 
 
-def test_an_empty_stop_string_ends_nothing() -> None:
-    with pytest.raises(UserError, match="stop string is empty"):
-        Sampling(stop_strings=("end", ""))
+@pytest.mark.parametrize("string", ["", "caf\udce9", 3])
+def test_a_stop_string_that_is_no_text(string: str) -> None:
+    """An empty one ended every output; bytes that are no UTF-8 ended the run in its middle."""
+    with pytest.raises(UserError, match=r"a stop string .*: give "):
+        Sampling(stop_strings=("end", string))
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "seed"])
+def test_what_is_counted_is_whole(name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} is 2\.5"):
+        Sampling(**{name: 2.5})  # type: ignore[arg-type]
+
+
+def test_a_temperature_that_overflows_blames_no_target() -> None:
+    logits = torch.tensor([[30000.0, -30000.0]])
+    assert Warp(1e-30).laws(logits).probs.tolist() == [[1, 0]]
+    with pytest.raises(UserError, match="temperature is 1e-38"):
+        Warp(1e-38)
 
 
 def test_half_a_character_is_no_prompt() -> None:

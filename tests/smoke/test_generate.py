@@ -110,8 +110,8 @@ def test_raw_text_system_messages_and_stops(folder: Path) -> None:
     [
         (["--drafter", "ngrm"], "error: no drafter is called 'ngrm' (did you mean ngram?)"),
         (["--drafter", "ngram:gamma=0"], "error: gamma is 0: give a whole number from 1 to 1024"),
-        (["--temperature", "-1"], "error: temperature is -1.0: give 0 (greedy) or more"),
-        (["--max-new-tokens", "0"], "error: max_new_tokens is 0: give 1 or more"),
+        (["--temperature", "-1"], "error: temperature is -1.0: give 0 (greedy), or 1e-30 or more"),
+        (["--max-new-tokens", "0"], "error: max_new_tokens is 0: give a whole number of 1 or more"),
         (["--json", "--color"], "error: --json and --color exclude each other"),
         (["--raw", "--system", "x"], "error: --system needs a chat"),
         (["--raw", "--prompt", ""], "error: the prompt '' has no tokens"),
