@@ -96,7 +96,7 @@ def _beside(place: Path) -> Iterator[Path]:
         try:
             yield new
         finally:
-            _remove(new)
+            _sweep(new)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{place} cannot be written ({reason}): what was there stays") from error
@@ -145,6 +145,15 @@ def _alive(left: Path) -> bool:
     except (OSError, OverflowError):
         return True
     return int(number) != os.getpid()
+
+
+def _sweep(path: Path) -> None:
+    """Remove a file or folder; who asks to stop meanwhile waits for it."""
+    try:
+        _remove(path)
+    except (KeyboardInterrupt, SystemExit):
+        _remove(path)
+        raise
 
 
 def _remove(path: Path) -> None:

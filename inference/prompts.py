@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow.parquet as parquet
-from jinja2.exceptions import TemplateError
 from pyarrow.lib import ArrowInvalid
 
 from drafters.errors import UserError
@@ -137,6 +136,11 @@ class HasTokenizer(Protocol):
     """What reads text; every Target does."""
 
     @property
+    def name(self) -> str:
+        """Return how messages call it."""
+        ...
+
+    @property
     def tokenizer(self) -> Any:
         """Return its tokenizer, None if there is none."""
         ...
@@ -162,14 +166,22 @@ def chat_ids(
     """
     if not has_template(target):
         raise UserError(f"{target.name} has no chat template: give the text raw, without roles")
-    try:
-        text = target.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **(options or {})
-        )
-    except TemplateError as error:
-        raise UserError(f"the chat template of {target.name} refuses the chat: {error}") from error
+    text = rendered(target, messages, add_generation_prompt=True, **(options or {}))
     # the template writes its own special tokens
     return _encoded(target, text, add_special_tokens=False)
+
+
+def rendered(target: HasTokenizer, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """Return a chat as the target's template writes it.
+
+    Raises:
+        UserError: if the template, which is somebody's program, refuses the chat or fails.
+    """
+    try:
+        return target.tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"the chat template of {target.name} refuses the chat: {reason}") from error
 
 
 def text_ids(target: Target, text: str) -> list[int]:
