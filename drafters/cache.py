@@ -7,6 +7,7 @@ path down to its place keeps its rotary phase right (it was applied by depth).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.errors import UserError
-from drafters.native import Kernels, kernels
+from drafters.native import kernels
 from drafters.placement import Block, ChainMasks, Placement, place
+from drafters.structs import Reads
 
 _FEW = 16  # new tokens a row, beyond which torch is as fast
 
@@ -55,8 +57,8 @@ class KVCache:
         size = torch.Size(shape).numel() * dtype.itemsize
         check_memory(size, torch.device(device), f"a cache of {rows} rows x {capacity} tokens")
         self.store = torch.zeros(shape, dtype=dtype, device=device)
-        # by layer: cells to write, and [rows, heads, capacity, head_dim] to read
-        self._cells = [layer.unbind(0) for layer in self.store]
+        # by layer: keys and values by cell, and [rows, heads, capacity, head_dim] to read
+        self.cells = [(layer[0], layer[1]) for layer in self.store]
         grid = self.store[:, :, :-1].unflatten(2, (rows, capacity)).transpose(3, 4)
         self._grids = [layer.unbind(0) for layer in grid]
         self.lengths = torch.zeros(rows, dtype=torch.int64)
@@ -85,7 +87,7 @@ class KVCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, placement: Placement) -> None:
         """Store keys and values [M, heads, head_dim] in their cells."""
-        cells, (own_keys, own_values) = placement.cells, self._cells[layer]
+        cells, (own_keys, own_values) = placement.cells, self.cells[layer]
         if isinstance(cells, slice):
             own_keys[cells], own_values[cells] = keys, values
         else:
@@ -122,12 +124,15 @@ class KVCache:
         Returns:
             [M, query heads * head_dim].
         """
+        dim = query.shape[-1]
         own = kernels(query.dtype, query.device.type)
-        if own is not None and placement.width <= _FEW:
-            return self._attend_few(own, layer, query, placement, window, scale)
+        reads = self.reads(placement, query.shape[1], window)
+        if own is not None and reads is not None:
+            usual = dim**-0.5 if scale is None else scale
+            return own.attend(query, self.cells[layer], reads, usual)
         keys, values = self.read(layer, placement)
         grid = placement.to_grid(query)
-        count, width, heads, dim = grid.shape
+        count, width, heads, _ = grid.shape
         groups = heads // self.heads
         mask = placement.mask(window, groups, query.dtype)
         folded = grid.unflatten(2, (self.heads, groups))
@@ -140,25 +145,18 @@ class KVCache:
             out = out.view(count, self.heads, groups, width, dim).permute(0, 3, 1, 2, 4)
         return placement.from_grid(out.reshape(count, width, heads * dim))
 
-    def _attend_few(
-        self,
-        own: Kernels,
-        layer: int,
-        query: Tensor,
-        placement: Placement,
-        window: int | None,
-        scale: float | None,
-    ) -> Tensor:
-        """Let the kernel do it: a row's run of cells, and a mask where that is not enough."""
-        keys, values = self._cells[layer]
-        usual = query.shape[-1] ** -0.5 if scale is None else scale
-        runs = placement.runs(window)
-        if runs is not None:
-            return own.attend(query, keys, values, runs, None, usual)
-        grid, runs = placement.to_grid(query), placement.whole_runs(self.capacity)
-        mask = placement.mask(window, query.shape[1] // self.heads, query.dtype)
-        out = own.attend(grid.flatten(0, 1), keys, values, runs, mask, usual)
-        return placement.from_grid(out.view(*grid.shape[:2], -1))
+    def reads(self, placement: Placement, heads: int, window: int | None) -> Reads | None:
+        """Return what the kernels read for a few new tokens a row; None where torch serves.
+
+        Args:
+            placement: of the tokens.
+            heads: query heads.
+            window: sliding window in positions.
+        """
+        dtype = self.store.dtype
+        if placement.width > _FEW or kernels(dtype, self.store.device.type) is None:
+            return None
+        return placement.reads(window, heads // self.heads, dtype, self.capacity)
 
     def keep(self, paths: Sequence[Sequence[int] | None]) -> None:
         """Commit one path of the tokens placed last, root first; drop the others.
@@ -192,6 +190,32 @@ class KVCache:
     def reset(self, row: int) -> None:
         """Empty a row for its next sequence."""
         self.lengths[row] = 0
+
+
+@dataclass(frozen=True)
+class CacheAttention:
+    """Attention of one layer over a cache: new keys and values are stored, then read.
+
+    Args:
+        cache: stores them.
+        layer: whose.
+        placement: of the new tokens.
+        window: sliding window in positions.
+    """
+
+    cache: KVCache
+    layer: int
+    placement: Placement
+    window: int | None = None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return what queries [M, H, hd] read [M, H * hd]; key and value [M, Hkv, hd]."""
+        self.cache.write(self.layer, key, value, self.placement)
+        return self.cache.attend(self.layer, query, self.placement, window=self.window)
+
+    def reads(self, heads: int) -> Reads | None:
+        """Return what KVCache.reads does."""
+        return self.cache.reads(self.placement, heads, self.window)
 
 
 def check_memory(size: int, device: torch.device, what: str) -> None:

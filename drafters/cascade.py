@@ -12,12 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from drafters.cache import CacheAttention
 from drafters.frontier import Frontier, FrontierCells
 from drafters.growth import Growth
 from drafters.layered import LayeredDrafter, LayeredSession
 from drafters.layers import Attend
 from drafters.placement import Placement
-from drafters.session import Final, cache_attention
+from drafters.session import Final
 from drafters.target import Target
 
 
@@ -100,7 +101,7 @@ class CascadeSession(LayeredSession):
         """
         if module:
             placement = placement.blind_before(module)
-        attend = cache_attention(self.cache, module, placement)
+        attend = CacheAttention(self.cache, module, placement)
         return self.maps.advance(module, state, embedding, self.rotary(placement), attend)
 
 

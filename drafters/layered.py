@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from drafters.base import Commit, Features
-from drafters.cache import KVCache
+from drafters.cache import CacheAttention, KVCache
 from drafters.growth import Growth
 from drafters.layers import Attend, Rotary
 from drafters.placement import Placement
-from drafters.session import CachedSession, Final, cache_attention
+from drafters.session import CachedSession, Final
 from drafters.shape import TargetShape
 from drafters.target import Target
 
@@ -90,4 +90,4 @@ class LayeredSession(CachedSession):
 
     def attention(self, placement: Placement) -> list[Attend]:
         """Return every layer's attention of placed tokens."""
-        return [cache_attention(self.cache, i, placement) for i in range(len(self.cache.store))]
+        return [CacheAttention(self.cache, i, placement) for i in range(len(self.cache.store))]

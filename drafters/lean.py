@@ -5,23 +5,19 @@ model's own forward at load and falls back with a warning where they differ. Its
 nothing of trees or rows: tokens come with positions, attention is a callable.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafters.cache import KVCache
+from drafters.cache import CacheAttention, KVCache
 from drafters.linear import FrozenLinear
-from drafters.packed import PackedLayer, PackedNorm
+from drafters.packed import Attend, PackedLayer, PackedNorm
 from drafters.placement import Placement
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-
-AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, query [M, H, hd], key, value [M, Hkv, hd]) -> [M, H * hd]."""
 
 
 class LeanModel:
@@ -51,14 +47,14 @@ class LeanModel:
         self.cos, self.sin = _rotary_table(model, config.max_position_embeddings)
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, attend: AttendLayer, taps: tuple[int, ...]
+        self, tokens: Tensor, positions: Tensor, attention: Sequence[Attend], taps: tuple[int, ...]
     ) -> tuple[Tensor, Tensor | None]:
         """Run the layers over M tokens.
 
         Args:
             tokens: [M] int64.
             positions: [M] int64 context positions.
-            attend: stores keys and values and returns what each token reads.
+            attention: of every layer.
             taps: layers whose raw outputs are wanted.
 
         Returns:
@@ -67,8 +63,8 @@ class LeanModel:
         x = F.embedding(tokens, self.embedding)
         rotary = self.cos[positions], self.sin[positions]
         tapped = []
-        for index, layer in enumerate(self.layers):
-            x = layer(x, rotary, partial(attend, index))
+        for index, (layer, attend) in enumerate(zip(self.layers, attention, strict=True)):
+            x = layer(x, rotary, attend)
             if index in taps:
                 tapped.append(x)
         return self.norm(x), torch.cat(tapped, -1) if tapped else None
@@ -77,12 +73,11 @@ class LeanModel:
         self, tokens: Tensor, placement: Placement, cache: KVCache, taps: tuple[int, ...]
     ) -> tuple[Tensor, Tensor | None]:
         """Run M placed tokens over a cache; return what a call does."""
-
-        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            cache.write(index, key, value, placement)
-            return cache.attend(index, query, placement, window=self.layers[index].window)
-
-        return self(tokens, placement.positions, attend, taps)
+        attention = [
+            CacheAttention(cache, index, placement, layer.window)
+            for index, layer in enumerate(self.layers)
+        ]
+        return self(tokens, placement.positions, attention, taps)
 
 
 def _rotary_table(model: Any, length: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.native import kernels, panels
+from drafters.structs import linear_map
 
 Then = Literal["none", "silu", "add", "multiply"]
 
@@ -50,7 +51,10 @@ class FrozenLinear:
         self.out_features, self.in_features = weight.shape
         self.kernels = kernels(weight.dtype, weight.device.type) if pack else None
         self.most_tokens = 0 if self.kernels is None else self.kernels.most_tokens
-        self.panels = None if self.kernels is None else panels(_narrowest(weight))
+        self.map = None
+        if self.kernels is not None:
+            laid = panels(_narrowest(weight))
+            self.map = linear_map(laid, self.bias, self.in_features, self.out_features)
         self.weight = weight.contiguous() if self.most_tokens < sys.maxsize else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -74,10 +78,10 @@ class FrozenLinear:
         if own is None or x.numel() > self.most_tokens * self.in_features:
             assert self.weight is not None
             return _AFTER[then](F.linear(x, self.weight, self.bias), other)
-        assert self.panels is not None
+        assert self.map is not None
         assert x.dtype == own.dtype  # which the kernels do not ask
         other = None if other is None else other.contiguous()
-        y = own.linear(x.contiguous(), self.panels, self.out_features, self.bias, then, other)
+        y = own.linear(x.contiguous(), self.map, then, other)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.out_features)
 
 

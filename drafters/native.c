@@ -1,6 +1,6 @@
 /* Kernels for decoding: a linear map of a handful of tokens is bound by reading its weights once, and
-   everything else by the number of calls it takes. Compiled at first use by native.py for the
-   machine at hand.
+   everything else by the number of calls and threads' meetings it takes, so that a whole layer is one
+   call. Compiled at first use by native.py for the machine at hand.
 
    Float32 accumulation throughout; bfloat16 is widened on reading and rounded to nearest even on
    writing. Vectors are the compiler's own, so that one source serves AVX2, AVX-512 and NEON. */
@@ -173,86 +173,119 @@ SUMS(bf16)
     DO(with, 7) DO(with, 8) DO(with, 9) DO(with, 10) DO(with, 11) DO(with, 12)
 #endif
 
+/* A weight [out, in] as panels, in bfloat16 where `half`, and a bias or null */
+typedef struct {
+    const void *weight, *bias;
+    long in, out;
+    int half;
+} map;
+
+typedef struct {
+    const void *weight; /* null: there is none */
+    float epsilon;
+} norm;
+
+/* Functions that end in _team are run by all threads of a parallel region: they share its loops */
 #define MAP(W, count)                                                                              \
     case count:                                                                                    \
         sums_##W(panel, ahead, step, turned + first * deep, count, 1, deep, sums, count, VECS);    \
         break;
 
-/* y [tokens, out] = then(x [tokens, in] weight^T + bias, other [tokens, out]); a page of tokens */
+/* y [tokens, out] = then(x [tokens, in] weight^T + bias, other [tokens, out]); a page of tokens, which
+   `turned` holds */
 #define LINEAR(W, T)                                                                               \
-    static void page_##W##_##T(const W *weight, const T *bias, const T *x, const T *other, T *y,   \
-                               long tokens, long in, long out, int then) {                         \
+    static void page_##W##_##T##_team(const map *to, const T *x, const T *other, T *y,             \
+                                      long tokens, int then, float *turned) {                      \
+        const W *weight = to->weight;                                                              \
+        const T *bias = to->bias;                                                                  \
+        long in = to->in, out = to->out;                                                           \
         long groups = (tokens + GROUP - 1) / GROUP, size = (tokens + groups - 1) / groups;         \
         long panels = (out + PANEL - 1) / PANEL, step = (PANEL + groups - 1) / groups;             \
         long deep = (in + DEPTH_##W - 1) / DEPTH_##W * DEPTH_##W;                                  \
-        float *turned = malloc(tokens * deep * sizeof(float)); /* groups of [deep, size] */        \
-        _Pragma("omp parallel") {                                                                  \
-            _Pragma("omp for schedule(static)") for (long n = 0; n < tokens; n++) {                \
-                long first = n - n % size;                                                         \
+        _Pragma("omp for schedule(static)") for (long n = 0; n < tokens; n++) {                    \
+            long first = n - n % size;                                                             \
+            long count = tokens - first < size ? tokens - first : size;                            \
+            float *column = turned + first * deep + n - first; /* groups of [deep, size] */        \
+            for (long k = 0; k < in; k++) column[k * count] = GET_##T(x + n * in + k);             \
+            if (in < deep) column[in * count] = 0;                                                 \
+        }                                                                                          \
+        _Pragma("omp for schedule(static)") for (long p = 0; p < panels; p++) {                    \
+            const W *panel = weight + p * deep * PANEL, *ahead = panel + deep * PANEL;             \
+            long row = p * PANEL, rows = out - row < PANEL ? out - row : PANEL;                    \
+            for (long first = 0; first < tokens; first += size, ahead += deep * step) {            \
                 long count = tokens - first < size ? tokens - first : size;                        \
-                float *to = turned + first * deep + n - first;                                     \
-                for (long k = 0; k < in; k++) to[k * count] = GET_##T(x + n * in + k);             \
-                if (in < deep) to[in * count] = 0;                                                 \
-            }                                                                                      \
-            _Pragma("omp for schedule(static)") for (long p = 0; p < panels; p++) {                \
-                const W *panel = weight + p * deep * PANEL, *ahead = panel + deep * PANEL;         \
-                long row = p * PANEL, rows = out - row < PANEL ? out - row : PANEL;                \
-                for (long first = 0; first < tokens; first += size, ahead += deep * step) {        \
-                    long count = tokens - first < size ? tokens - first : size;                    \
-                    float sums[GROUP][PANEL];                                                      \
-                    switch (count) { EACH(MAP, W) }                                                \
-                    for (long n = 0; n < count; n++) {                                             \
-                        long place = (first + n) * out + row;                                      \
-                        finish_##T(sums[n], rows, bias ? bias + row : 0,                           \
-                                   other ? other + place : 0, then, y + place);                    \
-                    }                                                                              \
+                float sums[GROUP][PANEL];                                                          \
+                switch (count) { EACH(MAP, W) }                                                    \
+                for (long n = 0; n < count; n++) {                                                 \
+                    long place = (first + n) * out + row;                                          \
+                    finish_##T(sums[n], rows, bias ? bias + row : 0, other ? other + place : 0,    \
+                               then, y + place);                                                   \
                 }                                                                                  \
             }                                                                                      \
         }                                                                                          \
-        free(turned);                                                                              \
+    }
+
+/* numbers that `turned` must hold for a map of so many tokens, a column more than there are */
+static inline long turned_size(long tokens, long in) {
+    return (tokens < PAGE ? tokens : PAGE) * (in + 1);
+}
+
+#define MAPS(T)                                                                                    \
+    static void linear_##T##_team(const map *to, const T *x, const T *other, T *y, long tokens,    \
+                                  int then, float *turned) {                                       \
+        for (long n = 0; n < tokens; n += PAGE) {                                                  \
+            long some = tokens - n < PAGE ? tokens - n : PAGE;                                     \
+            const T *from = x + n * to->in, *others = other ? other + n * to->out : 0;             \
+            T *into = y + n * to->out;                                                             \
+            if (to->half)                                                                          \
+                page_bf16_##T##_team(to, from, others, into, some, then, turned);                  \
+            else                                                                                   \
+                page_##T##_##T##_team(to, from, others, into, some, then, turned);                 \
+        }                                                                                          \
     }                                                                                              \
-    void linear_##W##_##T(const W *weight, const T *bias, const T *x, const T *other, T *y,        \
-                          long tokens, long in, long out, int then) {                              \
-        for (long n = 0; n < tokens; n += PAGE)                                                    \
-            page_##W##_##T(weight, bias, x + n * in, other ? other + n * out : 0, y + n * out,     \
-                           tokens - n < PAGE ? tokens - n : PAGE, in, out, then);                  \
+    void linear_##T(const map *to, const T *x, const T *other, T *y, long tokens, int then) {      \
+        float *turned = malloc(turned_size(tokens, to->in) * sizeof(float));                       \
+        _Pragma("omp parallel") linear_##T##_team(to, x, other, y, tokens, then, turned);          \
+        free(turned);                                                                              \
     }
 
-/* y [tokens, width] = x / rms(x) * weight */
+/* y [width] = x / rms(x) * weight */
 #define RMS_NORM(T)                                                                                \
-    void rms_norm_##T(const T *weight, const T *x, T *y, long tokens, long width, float epsilon) { \
-        _Pragma("omp parallel for if (tokens > MANY)") for (long n = 0; n < tokens; n++) {         \
-            const T *from = x + n * width;                                                         \
-            T *to = y + n * width;                                                                 \
-            vec lanes = (vec){0};                                                                  \
-            long k = 0;                                                                            \
-            for (; k + LANES <= width; k += LANES) lanes += LOAD_##T(from + k) * LOAD_##T(from + k);\
-            float squares = sum(lanes);                                                            \
-            for (; k < width; k++) squares += GET_##T(from + k) * GET_##T(from + k);               \
-            float scale = 1.0f / sqrtf(squares / width + epsilon);                                 \
-            for (long i = 0; i < width; i++)                                                       \
-                PUT_##T(to + i, GET_##T(from + i) * scale * GET_##T(weight + i));                  \
-        }                                                                                          \
+    static inline void rms_norm_of_##T(const norm *by, const T *x, T *y, long width) {             \
+        const T *weight = by->weight;                                                              \
+        vec lanes = (vec){0};                                                                      \
+        long k = 0;                                                                                \
+        for (; k + LANES <= width; k += LANES) lanes += LOAD_##T(x + k) * LOAD_##T(x + k);         \
+        float squares = sum(lanes);                                                                \
+        for (; k < width; k++) squares += GET_##T(x + k) * GET_##T(x + k);                         \
+        float scale = 1.0f / sqrtf(squares / width + by->epsilon);                                 \
+        for (long i = 0; i < width; i++)                                                           \
+            PUT_##T(y + i, GET_##T(x + i) * scale * GET_##T(weight + i));                          \
+    }                                                                                              \
+    void rms_norm_##T(const norm *by, const T *x, T *y, long tokens, long width) {                 \
+        _Pragma("omp parallel for if (tokens > MANY)") for (long n = 0; n < tokens; n++)           \
+            rms_norm_of_##T(by, x + n * width, y + n * width, width);                              \
     }
 
-/* x [tokens, heads, width], tokens `stride` apart, turned in place; cosine and sine [tokens, width],
-   tokens `phase_stride` apart, the sine's first half negated */
+/* x [heads, width], turned in place by cosine and sine [width], the sine's first half negated */
 #define ROTATE(T)                                                                                  \
-    void rotate_##T(T *x, long stride, const T *cosine, const T *sine, long phase_stride,          \
-                    long tokens, long heads, long width) {                                         \
+    static inline void rotate_of_##T(T *x, const T *cos, const T *sin, long heads, long width) {   \
         long half = width / 2;                                                                     \
-        _Pragma("omp parallel for if (tokens > MANY)") for (long n = 0; n < tokens; n++) {         \
-            const T *cos = cosine + n * phase_stride, *sin = sine + n * phase_stride;              \
-            for (long h = 0; h < heads; h++) {                                                     \
-                T *low = x + n * stride + h * width, *high = low + half;                           \
-                for (long d = 0; d < half; d++) {                                                  \
-                    float a = GET_##T(low + d), b = GET_##T(high + d);                             \
-                    PUT_##T(low + d, a * GET_##T(cos + d) + b * GET_##T(sin + d));                 \
-                    PUT_##T(high + d,                                                              \
-                            b * GET_##T(cos + half + d) + a * GET_##T(sin + half + d));            \
-                }                                                                                  \
+        for (long h = 0; h < heads; h++) {                                                         \
+            T *low = x + h * width, *high = low + half;                                            \
+            for (long d = 0; d < half; d++) {                                                      \
+                float a = GET_##T(low + d), b = GET_##T(high + d);                                 \
+                PUT_##T(low + d, a * GET_##T(cos + d) + b * GET_##T(sin + d));                     \
+                PUT_##T(high + d, b * GET_##T(cos + half + d) + a * GET_##T(sin + half + d));      \
             }                                                                                      \
         }                                                                                          \
+    }                                                                                              \
+    /* x [tokens, heads, width], tokens `stride` apart, their phases `phase_stride` */             \
+    void rotate_##T(T *x, long stride, const T *cos, const T *sin, long phase_stride, long tokens, \
+                    long heads, long width) {                                                      \
+        _Pragma("omp parallel for if (tokens > MANY)") for (long n = 0; n < tokens; n++)           \
+            rotate_of_##T(x + n * stride, cos + n * phase_stride, sin + n * phase_stride, heads,   \
+                          width);                                                                  \
     }
 
 /* Attention: lanes are the queries that share a key head, so nothing is summed across them either */
@@ -316,7 +349,7 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
 #define BY_RUN(T, by, from, left, right)                                                           \
     for (long c = 0; c < columns; c += RUN) {                                                      \
         long run = columns - c < RUN ? columns - c : RUN;                                          \
-        const float *some_cells = widened_##T(from + (first[b] + c) * cell + head * dim, cell,     \
+        const float *some_cells = widened_##T(from + (r->first[b] + c) * cell + head * dim, cell,  \
                                               run, dim, wide);                                     \
         if (lanes == LANES)                                                                        \
             by(left, some_cells, stride, run, dim, right, 1);                                      \
@@ -324,53 +357,62 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
             by(left, some_cells, stride, run, dim, right, VECS);                                   \
     }
 
-/* out [rows * width, key_heads * groups, dim]: the `width` tokens of row b read cells first[b] ..
-   first[b] + count[b] - 1 of keys and values [cells, key_heads, dim], and to each score a number of
-   mask [rows, width, count] is added, rows and tokens `mask_row` and `mask_token` apart; null: none.
-   A token's queries [key_heads * groups, dim] lie together, tokens `query_stride` apart. */
+/* What a batch of new tokens reads: `rows` rows of `width` places; token of each place (-1: none; null:
+   its own number); cells first[b] .. first[b] + count[b] - 1 for row b; to each score a number of mask
+   [rows, width, count] is added, rows and places `mask_row` and `mask_place` apart; null: none. */
+typedef struct {
+    long rows, width;
+    const int64_t *tokens, *first, *count;
+    const void *mask;
+    long mask_row, mask_place;
+} reads;
+
+/* out [tokens, key_heads * groups, dim] of keys and values [cells, key_heads, dim]. A token's queries
+   [key_heads * groups, dim] lie together, tokens `query_stride` apart. */
 #define ATTEND(T)                                                                                  \
-    void attend_##T(const T *query, long query_stride, const T *keys, const T *values,             \
-                    const int64_t *first, const int64_t *count, const T *mask, long mask_row,      \
-                    long mask_token, T *out, long rows, long width, long key_heads, long groups,   \
-                    long dim, float scale) {                                                       \
+    static void attend_##T##_team(const reads *r, const T *query, long query_stride,               \
+                                  const T *keys, const T *values, T *out, long key_heads,          \
+                                  long groups, long dim, float scale) {                            \
+        const T *mask = r->mask;                                                                   \
         long most = 0, cell = key_heads * dim, stride = STRIDE_##T(cell, dim);                     \
-        for (long b = 0; b < rows; b++) most = count[b] > most ? count[b] : most;                  \
-        long queries = width * groups, lanes = queries > LANES ? PANEL : LANES;                    \
-        long parts = (queries + lanes - 1) / lanes;                                                \
-        _Pragma("omp parallel") {                                                                  \
-            float *scores = malloc((most * PANEL + 2 * dim * PANEL + RUN * dim) * sizeof(float));  \
-            float *asked = scores + most * PANEL, *mixed = asked + dim * PANEL;                    \
-            float *wide = mixed + dim * PANEL, shares[PANEL];                                      \
-            _Pragma("omp for schedule(dynamic)") for (long job = 0;                                \
-                                                      job < rows * key_heads * parts; job++) {     \
-                long b = job / (key_heads * parts), head = job / parts % key_heads;                \
-                long from = job % parts * lanes, columns = count[b];                               \
-                long some = queries - from < lanes ? queries - from : lanes;                       \
-                memset(asked, 0, 2 * dim * PANEL * sizeof(float));                                 \
-                for (long lane = 0; lane < some; lane++) {                                         \
-                    long token = b * width + (from + lane) / groups;                               \
-                    long place = head * groups + (from + lane) % groups;                           \
-                    const T *at = query + token * query_stride + place * dim;                      \
-                    for (long d = 0; d < dim; d++)                                                 \
-                        asked[d * lanes + lane] = GET_##T(at + d) * scale;                         \
-                }                                                                                  \
-                BY_RUN(T, score, keys, asked, scores + c * lanes)                                  \
-                for (long lane = 0; mask && lane < some; lane++) {                                 \
-                    const T *row = mask + b * mask_row + (from + lane) / groups * mask_token;      \
-                    for (long c = 0; c < columns; c++) scores[c * lanes + lane] += GET_##T(row + c);\
-                }                                                                                  \
-                soften(scores, columns, shares, lanes / LANES);                                    \
-                BY_RUN(T, mix, values, scores + c * lanes, mixed)                                  \
-                for (long lane = 0; lane < some; lane++) {                                         \
-                    long token = b * width + (from + lane) / groups;                               \
-                    long place = head * groups + (from + lane) % groups;                           \
-                    T *to = out + (token * key_heads * groups + place) * dim;                      \
-                    for (long d = 0; d < dim; d++)                                                 \
-                        PUT_##T(to + d, mixed[d * lanes + lane] * shares[lane]);                   \
-                }                                                                                  \
+        for (long b = 0; b < r->rows; b++) most = r->count[b] > most ? r->count[b] : most;         \
+        long queries = r->width * groups, parts = (queries + PANEL - 1) / PANEL;                   \
+        float *scores = malloc((most * PANEL + 2 * dim * PANEL + RUN * dim) * sizeof(float));      \
+        float *asked = scores + most * PANEL, *mixed = asked + dim * PANEL;                        \
+        float *wide = mixed + dim * PANEL, shares[PANEL];                                          \
+        _Pragma("omp for schedule(dynamic)") for (long job = 0;                                    \
+                                                  job < r->rows * key_heads * parts; job++) {      \
+            long b = job / (key_heads * parts), head = job / parts % key_heads;                    \
+            long from = job % parts * PANEL, columns = r->count[b];                                \
+            long some = queries - from < PANEL ? queries - from : PANEL;                           \
+            long lanes = some > LANES ? PANEL : LANES, place[PANEL];                               \
+            memset(asked, 0, 2 * dim * PANEL * sizeof(float));                                     \
+            for (long lane = 0; lane < some; lane++) {                                             \
+                long at = b * r->width + (from + lane) / groups;                                   \
+                long token = r->tokens ? r->tokens[at] : at;                                       \
+                place[lane] = head * groups + (from + lane) % groups;                              \
+                const T *asks = query + token * query_stride + place[lane] * dim;                  \
+                place[lane] = token < 0 ? -1 : token * key_heads * groups + place[lane];           \
+                for (long d = 0; place[lane] >= 0 && d < dim; d++)                                 \
+                    asked[d * lanes + lane] = GET_##T(asks + d) * scale;                           \
             }                                                                                      \
-            free(scores);                                                                          \
+            BY_RUN(T, score, keys, asked, scores + c * lanes)                                      \
+            for (long lane = 0; mask && lane < some; lane++) {                                     \
+                const T *row = mask + b * r->mask_row + (from + lane) / groups * r->mask_place;    \
+                for (long c = 0; c < columns; c++) scores[c * lanes + lane] += GET_##T(row + c);   \
+            }                                                                                      \
+            soften(scores, columns, shares, lanes / LANES);                                        \
+            BY_RUN(T, mix, values, scores + c * lanes, mixed)                                      \
+            for (long lane = 0; lane < some; lane++)                                               \
+                for (long d = 0; place[lane] >= 0 && d < dim; d++)                                 \
+                    PUT_##T(out + place[lane] * dim + d, mixed[d * lanes + lane] * shares[lane]);  \
         }                                                                                          \
+        free(scores);                                                                              \
+    }                                                                                              \
+    void attend_##T(const reads *r, const T *query, long query_stride, const T *keys,              \
+                    const T *values, T *out, long key_heads, long groups, long dim, float scale) { \
+        _Pragma("omp parallel") attend_##T##_team(r, query, query_stride, keys, values, out,       \
+                                                  key_heads, groups, dim, scale);                  \
     }
 
 #define STRIDE_float(cell, dim) cell
@@ -387,7 +429,72 @@ static inline const float *widened_bf16(const bf16 *from, long stride, long coun
     return wide;
 }
 
-#define KERNELS(T) FINISH(T) LINEAR(T, T) RMS_NORM(T) ROTATE(T) ATTEND(T)
+/* One decoder layer; embedding_norm: of what the attention reads beside the hidden state */
+typedef struct {
+    long heads, key_heads, dim;
+    float scale;
+    int normed_residual;
+    norm input_norm, embedding_norm, mlp_norm, query_norm, key_norm;
+    map qkv, out, gate, up, down;
+} layer;
+
+/* y [tokens, D] of x and embedding [tokens, D]; phases [tokens, dim], `phase_stride` apart; keys and
+   values [cells, key_heads, dim], into whose `cells` [tokens] the new ones go */
+#define LAYER(T)                                                                                   \
+    void layer_##T(const layer *l, const reads *r, const T *x, const T *embedding, const T *cos,   \
+                   const T *sin, long phase_stride, const int64_t *cells, T *keys, T *values,      \
+                   T *y, long tokens) {                                                            \
+        long width = l->out.out, wide = l->qkv.in, own = l->key_heads * l->dim;                    \
+        long inner = l->gate.out, heads = l->heads * l->dim, all = l->qkv.out;                     \
+        long most = wide > inner ? wide : inner;                                                   \
+        most = most > heads ? most : heads;                                                        \
+        float *turned = malloc(turned_size(tokens, most) * sizeof(float));                         \
+        T *read = malloc(tokens * (wide + 2 * width + all + heads + 2 * inner) * sizeof(T));       \
+        T *normed = read + tokens * wide, *after = normed + tokens * width;                        \
+        T *qkv = after + tokens * width, *mixed = qkv + tokens * all;                              \
+        T *gated = mixed + tokens * heads, *product = gated + tokens * inner;                      \
+        _Pragma("omp parallel") {                                                                  \
+            _Pragma("omp for schedule(static)") for (long n = 0; n < tokens; n++) {                \
+                T *first = read + n * wide, *state = first + wide - width;                         \
+                if (embedding)                                                                     \
+                    rms_norm_of_##T(&l->embedding_norm, embedding + n * width, first, width);      \
+                if (l->input_norm.weight)                                                          \
+                    rms_norm_of_##T(&l->input_norm, x + n * width, state, width);                  \
+                else                                                                               \
+                    memcpy(state, x + n * width, width * sizeof(T));                               \
+                memcpy(normed + n * width, state, width * sizeof(T));                              \
+            }                                                                                      \
+            linear_##T##_team(&l->qkv, read, 0, qkv, tokens, NOTHING, turned);                     \
+            _Pragma("omp for schedule(static)") for (long n = 0; n < tokens; n++) {                \
+                T *query = qkv + n * all, *key = query + heads, *value = key + own;                \
+                for (T *at = query; l->query_norm.weight && at < key; at += l->dim)                \
+                    rms_norm_of_##T(&l->query_norm, at, at, l->dim);                               \
+                for (T *at = key; l->key_norm.weight && at < value; at += l->dim)                  \
+                    rms_norm_of_##T(&l->key_norm, at, at, l->dim);                                 \
+                rotate_of_##T(query, cos + n * phase_stride, sin + n * phase_stride,               \
+                              l->heads + l->key_heads, l->dim);                                    \
+                memcpy(keys + cells[n] * own, key, own * sizeof(T));                               \
+                memcpy(values + cells[n] * own, value, own * sizeof(T));                           \
+            }                                                                                      \
+            attend_##T##_team(r, qkv, all, keys, values, mixed, l->key_heads,                      \
+                              l->heads / l->key_heads, l->dim, l->scale);                          \
+            linear_##T##_team(&l->out, mixed, l->normed_residual ? normed : x, after, tokens, ADD, \
+                              turned);                                                             \
+            _Pragma("omp for schedule(static)") for (long n = 0; n < tokens; n++)                  \
+                rms_norm_of_##T(&l->mlp_norm, after + n * width, normed + n * width, width);       \
+            linear_##T##_team(&l->gate, normed, 0, gated, tokens, SILU, turned);                   \
+            linear_##T##_team(&l->up, normed, gated, product, tokens, MULTIPLY, turned);           \
+            linear_##T##_team(&l->down, product, after, y, tokens, ADD, turned);                   \
+        }                                                                                          \
+        free(read);                                                                                \
+        free(turned);                                                                              \
+    }
+
+FINISH(float)
+FINISH(bf16)
+LINEAR(float, float)
+LINEAR(bf16, float)
+LINEAR(bf16, bf16)
+#define KERNELS(T) MAPS(T) RMS_NORM(T) ROTATE(T) ATTEND(T) LAYER(T)
 KERNELS(float)
 KERNELS(bf16)
-LINEAR(bf16, float)

@@ -20,8 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafters.arena import ARENA
 from drafters.cache_root import cache_root
 from drafters.digest import digest
+from drafters.structs import Layer, Map, Norm, Reads
 
 _PANEL = 16  # rows of a weight that are read together, as in native.c
 _MOST_IN_HALF = 64  # tokens, beyond which processors that multiply bfloat16 itself are faster
@@ -44,119 +46,115 @@ class Kernels:
         """Look the functions up."""
         pointer, number = ctypes.c_void_p, ctypes.c_long
         self.dtype = dtype
-        self._linear: dict[torch.dtype, Any] = {
-            kind: library[f"linear_{_NAMES[kind]}_{_NAMES[dtype]}"]
-            for kind in {dtype, torch.bfloat16}
-        }
-        for linear in self._linear.values():
-            linear.argtypes = [*[pointer] * 5, *[number] * 3, ctypes.c_int]
-        self._attend: Any = library[f"attend_{_NAMES[dtype]}"]
-        self._attend.argtypes = [
-            *[pointer, number, *[pointer] * 5],
-            *[number, number, pointer],
-            *[number] * 5,
-            ctypes.c_float,
-        ]
-        self._norm: Any = library[f"rms_norm_{_NAMES[dtype]}"]
-        self._norm.argtypes = [*[pointer] * 3, *[number] * 2, ctypes.c_float]
-        self._rotate: Any = library[f"rotate_{_NAMES[dtype]}"]
-        self._rotate.argtypes = [pointer, number, pointer, pointer, *[number] * 4]
-        for function in (*self._linear.values(), self._attend, self._norm, self._rotate):
-            function.restype = None
+
+        def named(name: str, *arguments: Any) -> Any:
+            function = library[f"{name}_{_NAMES[dtype]}"]
+            function.argtypes, function.restype = arguments, None
+            return function
+
+        self._linear = named("linear", *[pointer] * 4, number, ctypes.c_int)
+        self._norm = named("rms_norm", *[pointer] * 3, number, number)
+        self._rotate = named("rotate", pointer, number, pointer, pointer, *[number] * 4)
+        self._attend = named(
+            "attend", pointer, pointer, number, *[pointer] * 3, *[number] * 3, ctypes.c_float
+        )
+        self._layer = named("layer", *[pointer] * 6, number, *[pointer] * 4, number)
         multiplies = dtype == torch.bfloat16 and "AVX512" in torch.backends.cpu.get_cpu_capability()
         self.most_tokens = _MOST_IN_HALF if multiplies else sys.maxsize
 
-    def linear(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        out: int,
-        bias: Tensor | None,
-        then: str,
-        other: Tensor | None,
-    ) -> Tensor:
+    def linear(self, x: Tensor, by: Map, then: str, other: Tensor | None) -> Tensor:
         """Return x W^T + b, then silu of it, or with `other` [n, out] added or multiplied.
 
         A token's outputs are the same whatever the other tokens are.
 
         Args:
             x: [..., in], contiguous: n tokens.
-            weight: `panels` of [out, in], of the states' dtype or bfloat16.
-            out: rows of that weight.
-            bias: [out] or None.
+            by: the map; its weight is of the states' dtype or bfloat16.
             then: "none", "silu", "add" or "multiply".
             other: [n, out], contiguous; for the last two.
 
         Returns:
             [n, out].
         """
-        wide = x.shape[-1]
-        tokens = x.numel() // wide
-        y = x.new_empty(tokens, out)
-        self._linear[weight.dtype](
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            x.data_ptr(),
-            None if other is None else other.data_ptr(),
-            y.data_ptr(),
-            tokens,
-            wide,
-            out,
-            _THEN[then],
-        )
+        tokens = x.numel() // by.inputs
+        y = x.new_empty(tokens, by.out)
+        others = None if other is None else other.data_ptr()
+        self._linear(by.address, x.data_ptr(), others, y.data_ptr(), tokens, _THEN[then])
         return y
 
     def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        runs: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        scale: float,
+        self, query: Tensor, cache: tuple[Tensor, Tensor], reads: Reads, scale: float
     ) -> Tensor:
-        """Let the tokens of a row attend to one run of cells; nothing else is read.
+        """Let tokens attend to what they read; nothing else is touched.
 
         Args:
-            query: [R * n, H, hd]; a token's heads contiguous.
-            keys: [cells, Hkv, hd], contiguous, Hkv a divisor of H.
-            values: as keys.
-            runs: first cell and number of cells of each row, both [R] int64.
-            mask: [R, 1, n or more, cells], the first n added to the scores of every head; a token's
-                contiguous. None: all is visible.
+            query: [M, H, hd]; a token's heads contiguous.
+            cache: keys and values [cells, Hkv, hd], contiguous, Hkv a divisor of H.
+            reads: of these tokens.
             scale: of the scores.
 
         Returns:
-            [R * n, H * hd].
+            [M, H * hd].
         """
         tokens, heads, width = query.shape
         y = query.new_empty(tokens, heads * width)
-        first, count = runs
-        rows = first.numel()
+        key_heads = cache[0].shape[1]
         self._attend(
+            reads.address,
             query.data_ptr(),
             query.stride(0),
-            keys.data_ptr(),
-            values.data_ptr(),
-            first.data_ptr(),
-            count.data_ptr(),
-            *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
+            *(part.data_ptr() for part in cache),
             y.data_ptr(),
-            rows,
-            tokens // rows,
-            keys.shape[1],
-            heads // keys.shape[1],
+            key_heads,
+            heads // key_heads,
             width,
             scale,
         )
         return y
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def layer(
+        self,
+        by: Layer,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        reads: Reads,
+        cells: Tensor,
+        cache: tuple[Tensor, Tensor],
+        embedding: Tensor | None,
+    ) -> Tensor:
+        """Run a decoder layer: the states that its parts give one by one.
+
+        Args:
+            by: the layer.
+            x: [M, D], contiguous.
+            rotary: as for `rotate_`.
+            reads: of these tokens.
+            cells: [M] int64 cells that their keys and values go to.
+            cache: keys and values [cells, Hkv, hd], contiguous.
+            embedding: [M, D], contiguous; with an embedding_norm only.
+
+        Returns:
+            [M, D].
+        """
+        y = torch.empty_like(x)
+        self._layer(
+            by.address,
+            reads.address,
+            x.data_ptr(),
+            None if embedding is None else embedding.data_ptr(),
+            *_phases(rotary),
+            cells.data_ptr(),
+            *(part.data_ptr() for part in cache),
+            y.data_ptr(),
+            len(x),
+        )
+        return y
+
+    def rms_norm(self, x: Tensor, by: Norm) -> Tensor:
         """Norm the last dimension of contiguous [..., D]."""
         y = torch.empty_like(x)
         width = x.shape[-1]
-        rows = x.numel() // width
-        self._norm(weight.data_ptr(), x.data_ptr(), y.data_ptr(), rows, width, epsilon)
+        self._norm(by.address, x.data_ptr(), y.data_ptr(), x.numel() // width, width)
         return y
 
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -168,9 +166,13 @@ class Kernels:
             sin: as cos, its first half negated.
         """
         tokens, heads, width = x.shape
-        assert cos.stride(0) == sin.stride(0)
-        phases = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
-        self._rotate(x.data_ptr(), x.stride(0), *phases, tokens, heads, width)
+        self._rotate(x.data_ptr(), x.stride(0), *_phases((cos, sin)), tokens, heads, width)
+
+
+def _phases(rotary: tuple[Tensor, Tensor]) -> tuple[int, int, int]:
+    cos, sin = rotary
+    assert cos.stride(0) == sin.stride(0)
+    return cos.data_ptr(), sin.data_ptr(), cos.stride(0)
 
 
 def panels(weight: Tensor) -> Tensor:
@@ -181,7 +183,7 @@ def panels(weight: Tensor) -> Tensor:
     """
     (out, wide), together = weight.shape, 2 if weight.dtype == torch.bfloat16 else 1
     count, deep = -(-out // _PANEL), -(-wide // together)
-    laid = weight.new_zeros(count, deep, _PANEL, together)
+    laid = ARENA.zeros(count, deep, _PANEL, together, dtype=weight.dtype)
     for first in range(0, out, 4096):  # a copy of some rows at a time
         some = F.pad(
             part := weight[first : first + 4096],

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafters.structs import Reads, reads
 from drafters.tree import causal
 
 _ROUND = 64  # new tokens of a row in a round at most: masks of wider chains are not kept
@@ -116,7 +117,7 @@ class Placement:
     starts: Tensor | None = None
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
     _runs: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _whole: tuple[Tensor, Tensor] | None = None  # runs; of the kernels, so never on a device
+    _reads: dict[tuple[int | None, int, torch.dtype], Reads] = field(default_factory=dict)
 
     @cached_property
     def key_position(self) -> Tensor:
@@ -150,9 +151,7 @@ class Placement:
         if self.starts is None or (window is not None and self.moved is not None):
             return None
         if window not in self._runs:
-            cells = self.cells
-            if isinstance(cells, slice):
-                cells = torch.arange(cells.start, cells.stop, device=self.starts.device)
+            cells = self.cell_list
             first = self.starts + self.blind
             if window is not None:
                 near = self.starts + self.positions - (window - 1)
@@ -160,25 +159,52 @@ class Placement:
             self._runs[window] = first, cells + 1 - first
         return self._runs[window]
 
-    def whole_runs(self, capacity: int) -> tuple[Tensor, Tensor]:
-        """Return the first cell of every row of the range and the columns read, both [R].
+    def reads(self, window: int | None, groups: int, dtype: torch.dtype, capacity: int) -> Reads:
+        """Return what the kernels read: the run that each token sees, else a mask over its row's.
 
         Args:
+            window: as for `mask`.
+            groups: as for `mask`.
+            dtype: as for `mask`.
             capacity: cells of a row.
         """
-        if self._whole is None:
-            rows = torch.arange(self.rows.start, self.rows.stop)
-            self._whole = rows * capacity, torch.full_like(rows, self.span)
-        return self._whole
+        key = (window, groups, dtype)
+        if key not in self._reads:
+            runs = self.runs(window)
+            self._reads[key] = (
+                self._row_reads(window, groups, dtype, capacity)
+                if runs is None
+                else reads(1, runs, None, None)
+            )
+        return self._reads[key]
+
+    def _row_reads(
+        self, window: int | None, groups: int, dtype: torch.dtype, capacity: int
+    ) -> Reads:
+        rows = torch.arange(self.rows.start, self.rows.stop)
+        tokens = None
+        if self.grid is not None:
+            tokens = torch.full((len(rows) * self.width,), -1)
+            tokens[self.grid] = torch.arange(len(self.grid))
+        runs = rows * capacity, torch.full_like(rows, self.span)
+        return reads(self.width, runs, self.mask(window, groups, dtype), tokens)
+
+    @cached_property
+    def cell_list(self) -> Tensor:
+        """Return the cells as a tensor [M]."""
+        cells = self.cells
+        if not isinstance(cells, slice):
+            return cells
+        return torch.arange(cells.start, cells.stop, device=self.positions.device)
 
     def blind_before(self, column: int) -> "Placement":
         """Return the same placement with the columns before this one hidden from every token."""
-        return replace(self, blind=column, _masks={}, _runs={})
+        return replace(self, blind=column, _masks={}, _runs={}, _reads={})
 
     def unmasked(self) -> "Placement":
         """Return a single row's chain as a block whose tokens see each other and all before."""
         assert self.chain is not None
-        return replace(self, chain=None, _masks={})
+        return replace(self, chain=None, _masks={}, _reads={})
 
     def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
         mask = self._own_mask(window, groups, dtype)

@@ -1,5 +1,7 @@
 """Whole sequences through a target's layers, for training: no cache, no logits."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,17 +46,17 @@ def run_sequences(
         for window in {layer.window for layer in model.layers}
     }
 
-    def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         q, k, v = (
             x.view(rows, length, -1, x.shape[-1]).transpose(1, 2) for x in (query, key, value)
         )
-        mask = every[model.layers[index].window]
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
         return out.transpose(1, 2).reshape(rows * length, -1)
 
-    last, tapped = model(ids.reshape(-1), position.reshape(-1), attend, taps)
+    attention = [partial(attend, every[layer.window]) for layer in model.layers]
+    last, tapped = model(ids.reshape(-1), position.reshape(-1), attention, taps)
     shaped = (rows, length, -1)
     return None if tapped is None else tapped.view(shaped), last.view(shaped)
 

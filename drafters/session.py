@@ -16,22 +16,11 @@ from torch import Tensor
 from drafters.base import Commit, Features
 from drafters.cache import KVCache
 from drafters.growth import Growth, Guesser
-from drafters.layers import Attend
 from drafters.placement import Placement, causal_block
 from drafters.sampling import RowRandom, Warp
 from drafters.tree import TokenTree
 
 _CHUNK = 512  # tokens of a row encoded at once: bounds the mask of a long prompt
-
-
-def cache_attention(cache: KVCache, layer: int, placement: Placement) -> Attend:
-    """Return the attention of one layer of a cache: new keys and values are stored, then read."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache.write(layer, key, value, placement)
-        return cache.attend(layer, query, placement)
-
-    return attend
 
 
 class Final(NamedTuple):

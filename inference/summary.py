@@ -37,6 +37,7 @@ FORMAT_VERSION = 1
 PLAIN_SHARE = 0.95  # of 1 / T(1): below it plain decoding would be a straw man
 # The step of a smaller target is mostly Python, which T(1) leaves out: its share says nothing.
 JUDGED_PARAMETERS = 10_000_000
+JUDGED_ROUNDS = 100  # fewer are over in a few seconds, which anything else may have spoilt
 POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # where buckets of context positions start
 
 
@@ -282,12 +283,14 @@ def _pair(estimate: Estimate) -> dict[str, Any]:
 def _plain_check(measured: Measurement) -> dict[str, Any]:
     """Return at which share of 1 / T(1) plain decoding ran, medians on both sides.
 
-    It fails where the whole interval is below what is required: noise alone fails nothing.
+    It fails where the whole interval is below what is required: noise alone fails nothing. Nor does
+    what only tries whether everything runs: a few rounds are not judged.
     """
     rounds = [s for one in measured.baseline.passes for s in one.full_rounds]
     share = ratio_of_medians(measured.costs.times[1], rounds)
     most = share.value if share.interval is None else share.interval[1]
-    judged = parameters(measured.target) >= JUDGED_PARAMETERS
+    large = parameters(measured.target) >= JUDGED_PARAMETERS
+    judged = large and len(rounds) >= JUDGED_ROUNDS
     return {
         "share": share.value,
         "interval": share.interval,

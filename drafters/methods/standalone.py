@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from drafters.alignment import supervised
 from drafters.base import Batch, Features, Prediction
-from drafters.cache import KVCache
+from drafters.cache import CacheAttention, KVCache
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.layers import (
@@ -37,7 +37,6 @@ from drafters.methods.draft_model import ModelSession
 from drafters.placement import Placement
 from drafters.reduced import ReducedDrafter
 from drafters.registry import register
-from drafters.session import cache_attention
 from drafters.shape import TargetShape
 from drafters.target import Target
 from drafters.unrolled import Documents, UnrolledAttention
@@ -211,7 +210,7 @@ class PackedModel:
         state = self.embed(tokens) if self.table is None else F.embedding(tokens, self.table)
         rotary = self.rotary(placement.positions, self.dtype)
         for index, layer in enumerate(self.layers):
-            state = layer(state, rotary, cache_attention(cache, index, placement))
+            state = layer(state, rotary, CacheAttention(cache, index, placement))
         return self.head(self.norm(state if wanted is None else state[wanted]))
 
 

@@ -104,6 +104,7 @@ def test_a_failed_check_is_exit_code_1(
     folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inference.summary.JUDGED_PARAMETERS", 0)
+    monkeypatch.setattr("inference.summary.JUDGED_ROUNDS", 1)
     monkeypatch.setattr("inference.summary.PLAIN_SHARE", 1e9)
     done = call(folder, prompts, *QUICK)
     assert done.returncode == 1

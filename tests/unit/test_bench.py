@@ -346,13 +346,19 @@ def test_a_straw_man_is_called_one(measured: Measurement, monkeypatch: pytest.Mo
     measured = replace(measured, baseline=copy.deepcopy(measured.baseline), drafters=[])
     middle = 0.02
     for one in measured.baseline.passes:
-        one.full_rounds[:] = [middle] * len(one.full_rounds)
+        one.full_rounds[:] = [middle] * 50
+    assert len(measured.baseline.passes) > 1
     slow = replace(measured, costs=Costs({1: [0.9 * middle] * 3}))
     assert summarise(slow, "x")["baseline"]["check"]["judged"] is False
     assert summarise(slow, "x")["failures"] == []
     monkeypatch.setattr("inference.summary.JUDGED_PARAMETERS", 0)
     result = summarise(slow, "x")
     assert result["baseline"]["check"]["share"] == pytest.approx(0.9)
+    few = copy.deepcopy(slow.baseline)
+    for one in few.passes:
+        del one.full_rounds[10:]
+    short = summarise(replace(slow, baseline=few), "x")
+    assert (short["baseline"]["check"]["judged"], short["failures"]) == (False, [])
     assert "plain decoding ran at 0.90 of 1/T(1), 0.95 is the least" in result["failures"][0]
     # 0.96 is enough; so is 0.9 as long as it may be noise
     for times in ([0.96 * middle] * 3, [0.5 * middle, 0.9 * middle, 1.3 * middle]):

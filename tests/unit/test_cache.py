@@ -45,7 +45,7 @@ def test_rows_of_unequal_length_share_no_cells() -> None:
     cache = small_cache()
     cache.advance([3, 1])
     placement = cache.place([causal_block(1), causal_block(2)])
-    assert placement.cells.tolist() == [3, 8 + 1, 8 + 2]
+    assert placement.cell_list.tolist() == [3, 8 + 1, 8 + 2]
     assert placement.positions.tolist() == [3, 1, 2]
     mask = placement.mask(None, 1, torch.float32)
     assert mask is not None
@@ -344,27 +344,31 @@ def test_a_kernel_is_given_runs_and_the_usual_scale(
     placement = cache.place([causal_block(1), causal_block(1)])
     query = torch.randn(2, 6, 4, dtype=torch.float64)
     assert bool((cache.attend(1, query, placement, window=3, scale=scale) == 7).all())
-    given, keys, values, runs, mask, factor = asked
+    given, (keys, values), reads, factor = asked
     assert given is query
     assert keys.data_ptr() == cache.store[1, 0].data_ptr()
     assert values.data_ptr() == cache.store[1, 1].data_ptr()
     assert keys.shape == values.shape == (61, 2, 4)
-    assert runs is placement.runs(3)
-    assert mask is None
+    tokens, *runs, mask = reads.kept
+    assert [part.tolist() for part in runs] == [[3, 30], [3, 3]]
+    assert (reads.rows, reads.width, tokens, mask) == (2, 1, None, None)
+    assert reads is placement.reads(3, 3, torch.float64, 30)
     assert factor == (0.5 if scale is None else 0.3)
 
     placement = cache.place([None, causal_block(2)])
     assert cache.attend(1, query, placement).shape == (2, 24)
-    given, _, _, runs, mask, _ = asked
-    assert torch.equal(given, query)
+    given, _, reads, _ = asked
+    assert given is query
+    tokens, *runs, mask = reads.kept
+    assert (reads.rows, reads.width, tokens) == (1, 2, None)
     assert [part.tolist() for part in runs] == [[30], [4]]
     assert mask.shape == (1, 1, 3 * 2, 4)
     assert (mask[0, 0, :2] < 0).tolist() == [[False, False, False, True], [False] * 4]
 
     placement = cache.place([causal_block(2), causal_block(1)])
     assert cache.attend(1, torch.randn(3, 6, 4).double(), placement).shape == (3, 24)
-    given, _, _, runs, mask, _ = asked
-    assert given.shape == (4, 6, 4)  # the second row is padded
+    tokens, *runs, mask = asked[2].kept
+    assert tokens.tolist() == [0, 1, 2, -1]  # the second row is padded
     assert [part.tolist() for part in runs] == [[0, 30], [7, 7]]
     assert mask.shape == (2, 1, 3 * 2, 7)
     asked.clear()

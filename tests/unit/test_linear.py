@@ -12,6 +12,7 @@ from drafters import native
 from drafters.layers import rotate
 from drafters.linear import FrozenLinear
 from drafters.packed import PackedNorm
+from drafters.structs import linear_map
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 THEN = {
@@ -45,7 +46,7 @@ def test_every_kernel_gives_the_same(dtype: torch.dtype, rows: int, columns: int
                 found = run(linear, then, x, other)
                 assert found.dtype == dtype
                 error = (found.double() - expected).abs().max() / expected.abs().max().clamp_min(1)
-                assert error < TOLERANCE[dtype], (tokens, then, linear.panels is not None)
+                assert error < TOLERANCE[dtype], (tokens, then, linear.map is not None)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -63,7 +64,8 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
         pytest.skip("no C compiler here")
     x = torch.tensor([[1.0], [-3.0], [torch.inf], [torch.nan]]).bfloat16()
     bias = torch.tensor([2.0**-9]).bfloat16()  # half a step at 1: to the even neighbour, which is 1
-    y = kernels.linear(x, native.panels(torch.ones(1, 1).bfloat16()), 1, bias, "none", None)
+    one = linear_map(native.panels(torch.ones(1, 1).bfloat16()), bias, 1, 1)
+    y = kernels.linear(x, one, "none", None)
     expected = (x.float() + 2.0**-9).bfloat16()
     assert torch.equal(y.view(torch.int16)[:3], expected.view(torch.int16)[:3])
     assert y[3].isnan()
@@ -121,9 +123,9 @@ def test_weights_that_are_bfloat16_numbers_are_read_as_such() -> None:
     weight = torch.randn(40, 24).bfloat16().float()
     x = torch.randn(3, 24)
     halved, whole = FrozenLinear([weight]), FrozenLinear([weight + 2.0**-20])
-    assert halved.panels is not None
-    assert whole.panels is not None
-    assert (halved.panels.dtype, whole.panels.dtype) == (torch.bfloat16, torch.float32)
+    assert halved.map is not None
+    assert whole.map is not None
+    assert (halved.map.half, whole.map.half) == (1, 0)
     torch.testing.assert_close(halved(x), F.linear(x, weight))
     many = torch.randn(20, 24)
     torch.testing.assert_close(halved(many), F.linear(many, weight))
