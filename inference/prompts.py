@@ -6,7 +6,7 @@ alone. Instruct targets read a chat through their template, base targets the tex
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from pyarrow.lib import ArrowInvalid
 from drafters.errors import UserError
 from drafters.settings import own
 from drafters.target import Target
+from drafters.untrusted import lines_of
 
 _FORM = (
     '{"question_id": 1, "category": "chat", "turns": ["..."]}, {"prompt": "..."} or '
@@ -60,8 +61,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
         if file.suffix == ".parquet":
             prompts = [_prompt(*row) for row in islice(_rows(file), limit)]
         else:
-            with file.open(encoding="utf-8") as lines:
-                prompts = [_prompt(*line) for line in islice(_lines(file, lines), limit)]
+            prompts = [_prompt(*line) for line in islice(_lines(file), limit)]
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): give a JSONL file") from error
     except ArrowInvalid as error:
@@ -82,8 +82,8 @@ def _rows(file: Path) -> Iterator[tuple[Path, int, Any]]:
                 yield file, number, {key: value for key, value in row.items() if value is not None}
 
 
-def _lines(file: Path, lines: Iterable[str]) -> Iterator[tuple[Path, int, Any]]:
-    for number, line in enumerate(lines, start=1):
+def _lines(file: Path) -> Iterator[tuple[Path, int, Any]]:
+    for number, line in enumerate(lines_of(file), start=1):
         if line.strip():
             try:
                 yield file, number, json.loads(line)

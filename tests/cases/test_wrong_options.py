@@ -1,19 +1,23 @@
 """Values that once gave a traceback, or a line that blamed something else."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from drafters.errors import UserError
+from drafters.growth.ranks import read_paths
 from drafters.methods.none import NoDrafter
 from drafters.rules import Rules
 from drafters.sampling import Warp
 from drafters.target import Target
-from inference import Sampling, generate
-from inference.prompts import chat_ids, text_ids
+from drafters.untrusted import read_object
+from inference import Sampling, generate, report
+from inference.prompts import chat_ids, read_prompts, text_ids
 from tests.folders import tiny_tokenizer
 from tests.tiny import tiny_model, tiny_target
+from training.sources import given_texts
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -67,6 +71,19 @@ def test_half_a_character_is_no_prompt() -> None:
     ):
         with pytest.raises(UserError, match=r"no character after .*caf"):
             read("caf\udce9")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [read_prompts, given_texts, read_paths, read_object, report.read],
+    ids=lambda x: x.__name__,
+)
+def test_a_file_without_end_does_not_fill_the_memory(
+    read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_LARGEST", 2**20)
+    with pytest.raises(UserError, match=r"has (a line of )?more than"):
+        read(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("place", ["nowhere", "a file", "", "a/b/c", "./x"])

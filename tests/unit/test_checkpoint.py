@@ -55,6 +55,20 @@ def test_a_stop_at_the_exchange(
     assert load_drafter(folder, target).options() == new.options()
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_pipe_or_a_device_is_never_replaced(folder: bool, tmp_path: Path) -> None:
+    """As root, renaming over /dev/null would take it from everybody."""
+    place = tmp_path / "pipe"
+    os.mkfifo(place)
+    with pytest.raises(UserError, match="is a device or a pipe: give another place"):
+        whole.check_place(place, folder=folder)
+    write = whole.whole_folder if folder else whole.whole_file
+    with pytest.raises(UserError, match="is a device or a pipe"), write(place):
+        pass
+    assert place.is_fifo()
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_a_stop_in_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there before is gone from beside the new folder, and the stop is obeyed."""
     place, real = tmp_path / "d", os.unlink
