@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 256  # weights added up before their running sum is taken
 _LARGEST_SEED = 2**40
+_COLDEST = 1e-30  # logits divided by less may overflow
 _COINS = 2  # streams a row owns: drafting noise and judging noise are never shared
 
 
@@ -57,10 +58,12 @@ class Warp:
         for name in ("temperature", "top_k", "top_p", "min_p"):
             if not isinstance(getattr(self, name), Real):
                 raise UserError(f"{name} is {getattr(self, name)!r}: give a number")
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"temperature is {self.temperature}: give 0 (greedy) or more")
-        if self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}: give 0 (off) or more")
+        if not (self.greedy or _COLDEST <= self.temperature < math.inf):
+            raise UserError(
+                f"temperature is {self.temperature}: give 0 (greedy), or {_COLDEST} or more"
+            )
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise UserError(f"top_k is {self.top_k}: give 0 (off) or a whole number above it")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}: give a value in (0, 1]; 1 is off")
         if not 0 <= self.min_p <= 1:
@@ -175,7 +178,9 @@ def check_seed(seed: int) -> None:
         UserError: says which fit.
     """
     if not isinstance(seed, int) or abs(seed) > _LARGEST_SEED:
-        raise UserError(f"seed is {seed!r}: give one from {-_LARGEST_SEED} to {_LARGEST_SEED}")
+        raise UserError(
+            f"seed is {seed!r}: give a whole number from {-_LARGEST_SEED} to {_LARGEST_SEED}"
+        )
 
 
 class RowRandom:

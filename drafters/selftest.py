@@ -66,6 +66,9 @@ class SelfTest:
         vocab_size: rows of its embedding.
         layers: number of its decoder layers.
         windows: its layers' sliding windows, None for full attention.
+
+    Raises:
+        UserError: if the model does not run at all.
     """
 
     @torch.inference_mode()
@@ -78,7 +81,7 @@ class SelfTest:
         texts, self._places = _paths(self.prompts, self.trees)
         # a text's padding lies behind it, where causal attention never looks
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-        out = model(ids.to(model.device), output_hidden_states=True, use_cache=False)
+        out = _own_forward(model, ids)
         self._logits, self._states = out.logits, out.hidden_states
         self.layers = tuple(range(layers - 1))
         coarse = torch.finfo(out.logits.dtype).eps > torch.finfo(torch.float32).eps
@@ -164,6 +167,22 @@ class SelfTest:
         errors = (served.float() - wanted).abs().median(-1).values
         sizes = wanted.abs().median(-1).values.clamp_min(torch.finfo(torch.float32).tiny)
         return float(self._over_tokens(errors / sizes))
+
+
+def _own_forward(model: Any, ids: Tensor) -> Any:
+    """Run texts as the model itself does.
+
+    Raises:
+        UserError: if it cannot: its config contradicts itself.
+    """
+    try:
+        return model(ids.to(model.device), output_hidden_states=True, use_cache=False)
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise UserError(
+            f"target of type {model.config.model_type} does not run a few tokens in transformers "
+            f"either ({reason}): see that the sizes in its config fit together"
+        ) from error
 
 
 def _beyond(window: int) -> int:

@@ -34,7 +34,11 @@ class TargetShape:
 
     @classmethod
     def of(cls, config: Any, vocab_size: int) -> "TargetShape":
-        """Read the sizes from a Hugging Face text config."""
+        """Read the sizes from a Hugging Face text config.
+
+        Raises:
+            UserError: if it says nothing about the length of a context.
+        """
         values = config.to_dict()
         heads = config.num_attention_heads
         hidden = config.hidden_size
@@ -95,7 +99,12 @@ def usual_taps(num_layers: int) -> tuple[int, int, int]:
 
 
 def _max_positions(config: Any, rope: dict[str, Any]) -> int:
-    longest = config.max_position_embeddings
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is None:
+        raise UserError(
+            f"target of type {config.model_type}: its config names no max_position_embeddings, so "
+            "nobody knows how long a context it reads; give a model of a family that does"
+        )
     if rope.get("rope_type") != "longrope":
         return longest
     original = rope.get("original_max_position_embeddings")

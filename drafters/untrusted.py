@@ -1,6 +1,7 @@
 """Files of other people's folders: JSON of a bounded size, shards inside the folder, no pickles."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,20 +18,45 @@ def is_too_large(value: object) -> bool:
     return isinstance(value, int | float) and not abs(value) <= LARGEST
 
 
+def read_json(file: Path, most: int = _LARGEST_FILE) -> Any:
+    """Read JSON of at most so many bytes, whatever a device that never ends says of its size.
+
+    Raises:
+        UserError: if it is larger, cannot be read, or is no JSON.
+    """
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(most + 1)
+        if len(text) > most:
+            raise UserError(f"{file} has more than {most} bytes: not a file of this kind")
+        return json.loads(text.decode())
+    except UserError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read ({error})") from error
+
+
+def lines_of(file: Path) -> Iterator[str]:
+    """Yield the lines of a text, ends of lines included.
+
+    Raises:
+        UserError: if one is too long to be a line.
+        OSError, UnicodeDecodeError: if it cannot be read.
+    """
+    with file.open(encoding="utf-8") as stream:
+        while line := stream.readline(_LARGEST_FILE + 1):
+            if len(line) > _LARGEST_FILE:
+                raise UserError(f"{file} has a line of more than {_LARGEST_FILE} characters")
+            yield line
+
+
 def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
         UserError: if it cannot be read, is too large to be one, or holds something else.
     """
-    try:
-        if file.stat().st_size > _LARGEST_FILE:
-            raise UserError(f"{file} has {file.stat().st_size} bytes: not a file of this kind")
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except UserError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read ({error})") from error
+    found = read_json(file)
     if not isinstance(found, dict):
         raise UserError(f"{file} holds no object")
     return cast("dict[str, Any]", found)

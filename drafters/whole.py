@@ -27,8 +27,7 @@ def check_place(path: str | Path, *, folder: bool) -> None:
         UserError: says what is in the way.
     """
     place = Path(path)
-    if place.exists() and place.is_dir() != folder:
-        raise UserError(f"{place} is a {'file' if folder else 'folder'}: give another place")
+    _check_kind(place, folder=folder)
     above = next(p for p in (place, *place.parents) if p.exists())
     if above != place and not above.is_dir():
         raise UserError(f"{place}: {above} is a file: give another place")
@@ -44,9 +43,10 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         path: of the file; parents are made.
 
     Raises:
-        UserError: if the disk does not take it; the old file stays.
+        UserError: if the disk does not take it or what lies there is no file; it stays.
     """
     place = Path(path)
+    _check_kind(place, folder=False)
     with _beside(place) as new:
         yield new
         new.replace(place)
@@ -60,9 +60,10 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
         path: of the folder, with everything in it replaced; parents are made.
 
     Raises:
-        UserError: if the disk does not take it; the old folder stays.
+        UserError: if the disk does not take it or what lies there is no folder; it stays.
     """
     place = Path(path)
+    _check_kind(place, folder=True)
     if place.is_symlink():  # the link stays, what it leads to is replaced
         place = place.resolve()
     with _beside(place) as new:
@@ -84,6 +85,14 @@ def write_text(path: str | Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
+def _check_kind(place: Path, *, folder: bool) -> None:
+    """Refuse to replace what is of another kind: a device, too, would be gone for all."""
+    if not place.exists() or (place.is_dir() if folder else place.is_file()):
+        return
+    kind = "a folder" if place.is_dir() else "a file" if place.is_file() else "a device or a pipe"
+    raise UserError(f"{place} is {kind}: give another place")
+
+
 @contextmanager
 def _beside(place: Path) -> Iterator[Path]:
     """Yield a free name beside a place; whatever has it afterwards is removed."""
@@ -96,7 +105,7 @@ def _beside(place: Path) -> Iterator[Path]:
         try:
             yield new
         finally:
-            _remove(new)
+            _sweep(new)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{place} cannot be written ({reason}): what was there stays") from error
@@ -145,6 +154,15 @@ def _alive(left: Path) -> bool:
     except (OSError, OverflowError):
         return True
     return int(number) != os.getpid()
+
+
+def _sweep(path: Path) -> None:
+    """Remove a file or folder; who asks to stop meanwhile waits for it."""
+    try:
+        _remove(path)
+    except (KeyboardInterrupt, SystemExit):
+        _remove(path)
+        raise
 
 
 def _remove(path: Path) -> None:

@@ -54,8 +54,8 @@ class Sampling:
         check_seed(self.seed)
         if isinstance(self.stop_strings, str):  # a sequence of texts too, of one character each
             raise UserError(f"stop_strings is one text: give ({self.stop_strings!r},)")
-        if "" in self.stop_strings:
-            raise UserError("a stop string is empty: give a text, or leave it out")
+        for string in self.stop_strings:
+            _check_text(string)
         ends = self.eos_ids or ()
         if isinstance(ends, str) or not all(isinstance(end, int) for end in ends):
             raise UserError(f"eos_ids is {ends!r}: give token ids")
@@ -289,6 +289,13 @@ def _scores(commit: Commit) -> list[float]:
     nodes = list(commit.path) or [0]
     laws = commit.logits[nodes].float().log_softmax(-1)
     return laws[range(len(nodes)), list(commit.emitted)].tolist()
+
+
+def _check_text(string: object) -> None:
+    if not isinstance(string, str) or not string:
+        raise UserError(f"a stop string is {string!r}: give a text, or leave it out")
+    if any("\ud800" <= character <= "\udfff" for character in string):
+        raise UserError(f"a stop string holds what is no character ({string!r}): give UTF-8 text")
 
 
 def _ids(target: Target, prompt: Sequence[int] | str) -> list[int]:

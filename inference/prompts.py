@@ -6,19 +6,19 @@ alone. Instruct targets read a chat through their template, base targets the tex
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow.parquet as parquet
-from jinja2.exceptions import TemplateError
 from pyarrow.lib import ArrowInvalid
 
 from drafters.errors import UserError
 from drafters.settings import own
 from drafters.target import Target
+from drafters.untrusted import lines_of
 
 _FORM = (
     '{"question_id": 1, "category": "chat", "turns": ["..."]}, {"prompt": "..."} or '
@@ -61,8 +61,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
         if file.suffix == ".parquet":
             prompts = [_prompt(*row) for row in islice(_rows(file), limit)]
         else:
-            with file.open(encoding="utf-8") as lines:
-                prompts = [_prompt(*line) for line in islice(_lines(file, lines), limit)]
+            prompts = [_prompt(*line) for line in islice(_lines(file), limit)]
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): give a JSONL file") from error
     except ArrowInvalid as error:
@@ -83,8 +82,8 @@ def _rows(file: Path) -> Iterator[tuple[Path, int, Any]]:
                 yield file, number, {key: value for key, value in row.items() if value is not None}
 
 
-def _lines(file: Path, lines: Iterable[str]) -> Iterator[tuple[Path, int, Any]]:
-    for number, line in enumerate(lines, start=1):
+def _lines(file: Path) -> Iterator[tuple[Path, int, Any]]:
+    for number, line in enumerate(lines_of(file), start=1):
         if line.strip():
             try:
                 yield file, number, json.loads(line)
@@ -137,6 +136,11 @@ class HasTokenizer(Protocol):
     """What reads text; every Target does."""
 
     @property
+    def name(self) -> str:
+        """Return how messages call it."""
+        ...
+
+    @property
     def tokenizer(self) -> Any:
         """Return its tokenizer, None if there is none."""
         ...
@@ -162,14 +166,22 @@ def chat_ids(
     """
     if not has_template(target):
         raise UserError(f"{target.name} has no chat template: give the text raw, without roles")
-    try:
-        text = target.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **(options or {})
-        )
-    except TemplateError as error:
-        raise UserError(f"the chat template of {target.name} refuses the chat: {error}") from error
+    text = rendered(target, messages, add_generation_prompt=True, **(options or {}))
     # the template writes its own special tokens
     return _encoded(target, text, add_special_tokens=False)
+
+
+def rendered(target: HasTokenizer, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """Return a chat as the target's template writes it.
+
+    Raises:
+        UserError: if the template, which is somebody's program, refuses the chat or fails.
+    """
+    try:
+        return target.tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"the chat template of {target.name} refuses the chat: {reason}") from error
 
 
 def text_ids(target: Target, text: str) -> list[int]:

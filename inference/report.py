@@ -10,9 +10,11 @@ from rich.table import Table
 
 from drafters.errors import UserError
 from drafters.growth.label import shape_label
+from drafters.untrusted import read_json
 from drafters.whole import write_text
 
 FILE = "benchmark.json"
+_LARGEST = 2**28  # bytes: thousands of prompts, round by round
 TIES = "ties/k"  # bfloat16 only: float32 has next to none
 _HEADINGS = (
     "tau",
@@ -59,9 +61,9 @@ def read(place: str | Path) -> dict[str, Any]:
     path = Path(place)
     path = path / FILE if path.is_dir() else path
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as a {FILE} ({error}): give its folder") from error
+        found = read_json(path, _LARGEST)
+    except UserError as error:
+        raise UserError(f"{path} is no {FILE} ({error}): give its folder") from error
     if not isinstance(found, dict) or not {"drafters", "settings", "baseline"} <= found.keys():
         raise UserError(f"{path} is no {FILE}: give what scripts/benchmark.py wrote")
     if found.get("format_version") != 1:

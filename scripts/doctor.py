@@ -28,6 +28,7 @@ from drafters.errors import UserError
 from drafters.settings import find_config
 from drafters.target import Target
 from inference.doctor import LINKS, Diagnosis, Finding, examine, patient_of, stored_of
+from inference.machine import versions
 from inference.prompts import first_turn_ids, read_prompts
 from inference.served import Engine
 
@@ -77,7 +78,7 @@ def doctor(
         task = bars.add_task("examining", total=len(LINKS))
         found = examine(patient, lambda _: bars.advance(task))
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(found.to_dict() | {"versions": versions()}))
     else:
         console = Console()
         console.width = console.width if console.is_terminal else _WIDTH

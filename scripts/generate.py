@@ -38,6 +38,7 @@ from drafters.shipped import shipped_for
 from drafters.target import Target
 from inference.detokenize import TextStream
 from inference.generate import Generation, Output, Sampling
+from inference.machine import versions
 from inference.modes import LOSSY, shown
 from inference.prompts import chat_ids, has_template, text_ids
 from inference.spec import Spec
@@ -145,6 +146,8 @@ def _result(generation: Generation, spec: Spec) -> dict[str, object]:
         "draft_mode": " and ".join(sorted(output.draft_modes)) or None,
         "verify_mode": shown(spec.verify),
         "tokens_per_second": _speed(generation, output),
+        "seed": generation.sampling.seed,
+        "versions": versions(),
     }
 
 

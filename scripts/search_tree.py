@@ -26,6 +26,7 @@ from drafters.growth.ranks import expected, search
 from drafters.sampling import Warp
 from drafters.target import Target
 from drafters.whole import check_place, write_text
+from inference.machine import versions
 from inference.prompts import first_turn_ids, read_prompts
 from inference.ranks import rank_accuracies
 from inference.spec import Spec
@@ -80,6 +81,8 @@ def search_tree(
         "target": target,
         "prompts": str(prompts),
         "temperature": temperature,
+        "seed": seed,
+        "versions": versions(),
     }
     write_text(out, json.dumps(found) + "\n")
     shape = Static(tree=paths)

@@ -32,6 +32,7 @@ from drafters.stored import StoredDrafter
 from drafters.target import Target
 from drafters.whole import check_place, write_text
 from inference import generate
+from inference.machine import versions
 from inference.prompts import first_turn_ids, read_prompts
 from inference.served import Engine, Job
 from inference.served.comparison import acceptance, engine_facts, sameness
@@ -94,6 +95,7 @@ def serve_check(
         "dtype": dtype.value,
         "gamma": gamma,
         "prompts": len(ids),
+        "versions": versions(),
         "greedy": sameness(decider, ids, plain.outputs, drafted.outputs),
         "greedy_here": sameness(decider, ids, [o.ids for o in ours], plain.outputs),
         "plain_tokens_per_second": plain.tokens_per_second,

@@ -24,6 +24,7 @@ from drafters.fingerprint import Fingerprint
 from drafters.target import Target
 from drafters.untrusted import read_object
 from drafters.whole import left_over, whole_file, write_text
+from inference.machine import versions
 from training.batches import Document
 from training.states import States
 
@@ -167,7 +168,7 @@ class FeatureStore:
     def _make_folder(self) -> None:
         about = self.folder / ABOUT
         if not about.exists():
-            kind = asdict(self.kind) | {"schema_version": _VERSION}
+            kind = asdict(self.kind) | {"schema_version": _VERSION, "versions": versions()}
             write_text(about, json.dumps(kind, indent=2) + "\n")
 
     def _scan(self) -> None:
@@ -201,7 +202,7 @@ def _checked(folder: Path, asked: Kind) -> Kind:
         return asked
     try:
         found = read_object(about)
-        version = found.pop("schema_version")
+        version, _ = found.pop("schema_version"), found.pop("versions", None)
         target, layers = Fingerprint(**found.pop("target")), tuple(found.pop("layers"))
         kind = Kind(target=target, layers=layers, **found)
     except (ValueError, KeyError, TypeError) as error:

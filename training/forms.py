@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from jinja2.exceptions import TemplateError
-
 from drafters.errors import UserError
-from inference.prompts import has_template
+from inference.prompts import has_template, rendered
 from inference.stop import Stop
 from training.reader import ChatReader
 
@@ -131,10 +129,4 @@ class ChatForm:
         return parts[0], parts[1]
 
     def _render(self, messages: Messages, *, generation: bool) -> str:
-        try:
-            return self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=generation, **self.options
-            )
-        except TemplateError as error:
-            reason = f"the chat template of {self.name} refuses the chat: {error}"
-            raise UserError(reason) from error
+        return rendered(self, messages, add_generation_prompt=generation, **self.options)

@@ -6,6 +6,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from drafters.errors import UserError
+from drafters.sampling import Warp
 from training.ranges import at_least, one_of
 
 
@@ -112,4 +113,5 @@ class OnPolicySettings:
             raise UserError(f"on_policy.share is {self.share}: give a share from 0 to 1")
         if self.temperature <= 0:
             raise UserError(f"on_policy.temperature is {self.temperature}: give more than 0")
+        Warp(self.temperature)
         at_least(1, "on_policy.tokens", self.tokens)

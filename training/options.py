@@ -14,7 +14,7 @@ from omegaconf import MISSING
 
 from drafters.errors import UserError
 from drafters.losses import LossSettings
-from drafters.sampling import check_seed
+from drafters.sampling import Warp, check_seed
 from training.lesson_settings import DataSettings, FeatureSettings, OnPolicySettings
 from training.ranges import at_least, check_threads, one_of
 
@@ -160,8 +160,10 @@ class EvaluateSettings:
         at_least(1, "evaluate.tokens", self.tokens)
         at_least(0, "evaluate.prompts", self.prompts)
         at_least(2, "evaluate.new_tokens", self.new_tokens)
-        if not self.temperatures or min(self.temperatures) < 0:
+        if not self.temperatures:
             raise UserError("evaluate.temperatures: give at least one, 0 (greedy) or more")
+        for temperature in self.temperatures:
+            Warp(temperature)
 
 
 @dataclass

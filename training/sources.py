@@ -10,6 +10,7 @@ import torch
 from drafters.digest import digest
 from drafters.errors import UserError
 from drafters.settings import own
+from drafters.untrusted import lines_of
 from inference.prompts import read_prompts
 
 SELF_CHAT, PROMPTS, TEXTS = "self-chat", "prompts", "texts"
@@ -118,7 +119,7 @@ def given_texts(path: Path) -> Source:
 
 def _lines(path: Path, what: str) -> Sequence[str]:
     try:
-        lines = own(path).read_text(encoding="utf-8").splitlines()
+        lines = [line.removesuffix("\n") for line in lines_of(own(path))]
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): give a text file") from error
     except OSError as error:

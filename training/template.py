@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from jinja2.exceptions import TemplateError
-
 from drafters.errors import UserError
 from training.messages import Message, Refused, Unstable, checked, essential
 
@@ -235,7 +233,7 @@ class Renderer:
     def _call(self, chat: list[Message], tools: object, **how: Any) -> Any:
         try:
             return self.tokenizer.apply_chat_template(chat, tools=tools, **how, **self.options)
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is somebody's program
             reason = str(error).strip().splitlines()
             raise Refused(
                 f"that the template refuses ({reason[0] if reason else error!r})"

@@ -5,7 +5,6 @@ every path its parent and its elder sibling are there. Which one to take follows
 token of each rank is right: `search`. Files hold the paths as JSON, alone or under "paths".
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drafters.errors import UserError
+from drafters.untrusted import read_json
 
 Paths = tuple[tuple[int, ...], ...]
 _FORM = "give a JSON list of paths of ranks such as [[0], [1], [0, 0]], alone or under 'paths'"
@@ -137,10 +137,10 @@ def read_paths(file: str | Path) -> Paths:
         UserError: if there is none.
     """
     try:
-        held: dict[str, Any] | list[Any] = json.loads(Path(file).read_bytes())
+        held: dict[str, Any] | list[Any] = read_json(Path(file))
         given = held["paths"] if isinstance(held, dict) else held
         paths: Paths = tuple(tuple(path) for path in given)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (UserError, KeyError, TypeError) as error:
         raise UserError(f"tree {file} cannot be read ({error}): {_FORM}") from error
     if not paths or not all(path and all(_is_rank(x) for x in path) for path in paths):
         raise UserError(f"tree {file} holds no paths of ranks: {_FORM}")

@@ -72,5 +72,7 @@ def test_a11_a_prompt_that_fills_the_context(target: Target) -> None:
 
 @pytest.mark.parametrize("new", [0, -1])
 def test_a11_no_budget(target: Target, new: int) -> None:
-    with pytest.raises(UserError, match=f"max_new_tokens is {new}: give a whole"):
+    with pytest.raises(
+        UserError, match=f"max_new_tokens is {new}: give a whole number of 1 or more"
+    ):
         itself(target, prompts_of(4), Chain(GAMMA), new)

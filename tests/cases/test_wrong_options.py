@@ -1,18 +1,23 @@
 """Values that once gave a traceback, or a line that blamed something else."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from drafters.errors import UserError
+from drafters.growth.ranks import read_paths
 from drafters.methods.none import NoDrafter
 from drafters.rules import Rules
 from drafters.sampling import Warp
 from drafters.target import Target
-from inference import Sampling, generate
-from inference.prompts import chat_ids, text_ids
+from drafters.untrusted import read_object
+from inference import Sampling, generate, report
+from inference.prompts import chat_ids, read_prompts, text_ids
 from tests.folders import save_tiny_target, tiny_tokenizer
 from tests.tiny import tiny_model, tiny_target
+from training.sources import given_texts
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -36,9 +41,24 @@ def test_a_seed_that_no_generator_holds(seed: int) -> None:
         Sampling(seed=seed)
 
 
-def test_an_empty_stop_string_ends_nothing() -> None:
-    with pytest.raises(UserError, match="stop string is empty"):
-        Sampling(stop_strings=("end", ""))
+@pytest.mark.parametrize("string", ["", "caf\udce9", 3])
+def test_a_stop_string_that_is_no_text(string: str) -> None:
+    """An empty one ended every output; bytes that are no UTF-8 ended the run in its middle."""
+    with pytest.raises(UserError, match=r"a stop string .*: give "):
+        Sampling(stop_strings=("end", string))
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "seed"])
+def test_what_is_counted_is_whole(name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} is 2\.5"):
+        Sampling(**{name: 2.5})  # type: ignore[arg-type]
+
+
+def test_a_temperature_that_overflows_blames_no_target() -> None:
+    logits = torch.tensor([[30000.0, -30000.0]])
+    assert Warp(1e-30).laws(logits).probs.tolist() == [[1, 0]]
+    with pytest.raises(UserError, match="temperature is 1e-38"):
+        Warp(1e-38)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +69,7 @@ def test_an_empty_stop_string_ends_nothing() -> None:
         ({"rules": {}}, "rules is {}: give drafters.rules.Rules"),
         ({"temperature": "0.7"}, "temperature is '0.7': give a number"),
         ({"top_k": None}, "top_k is None: give a number"),
-        ({"seed": "5"}, "seed is '5': give one from"),
+        ({"seed": "5"}, "seed is '5': give a whole number from"),
         ({"max_new_tokens": "5"}, "max_new_tokens is '5': give a whole number of 1 or more"),
         ({"eos_ids": "</s>"}, "eos_ids is .*: give token ids"),
         ({"verify": 5}, "verify is 5: give"),
@@ -76,6 +96,19 @@ def test_half_a_character_is_no_prompt() -> None:
     ):
         with pytest.raises(UserError, match=r"no character after .*caf"):
             read("caf\udce9")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [read_prompts, given_texts, read_paths, read_object, report.read],
+    ids=lambda x: x.__name__,
+)
+def test_a_file_without_end_does_not_fill_the_memory(
+    read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_LARGEST", 2**20)
+    with pytest.raises(UserError, match=r"has (a line of )?more than"):
+        read(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("place", ["nowhere", "a file", "", "a/b/c", "./x"])

@@ -36,11 +36,13 @@ from drafters.settings import load
 from drafters.target import Target
 from drafters.untrusted import read_object
 from drafters.warmstart import WarmStart
+from inference import report
 from inference.cost_store import CostStore
 from inference.costs import CostTable
 from inference.prompts import read_prompts
 from inference.spec import Spec
 from tests.folders import save_tiny_target
+from tests.unit.test_adapter import tuned
 from training.feature_store import ABOUT, FeatureStore, Kind
 from training.options import TrainSettings
 from training.records import read_records, template_options_of, writer_of
@@ -205,6 +207,9 @@ def _made(root: Path) -> dict[str, Format]:
         add(f"target {name}", place / name, lambda: Target.load(place))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         add(f"target {name}", place / name, lambda: Target.load(place))
+    adapted = tuned(place, root / "adapted", r=2)[0]
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        add(f"adapter {name}", adapted / name, lambda: Target.load(adapted))
     for name, rows in (
         ("messages", [{"id": "x", "messages": chat}] * 2),
         ("ids", [{"ids": [1, 2, 3], "label_mask": [False, True, True]}]),
@@ -258,6 +263,7 @@ def _made(root: Path) -> dict[str, Format]:
     measured = _benchmark(folder)
     benchmark = root / "benchmark.json"
     add("benchmark", benchmark, lambda: Publication.of(folder, "x", benchmark), measured)
+    add("benchmark read", benchmark, lambda: report.read(benchmark))
     recipe = folder.parent / "settings.yaml"
     add("recipe", recipe, lambda: Publication.of(folder, "x"), "schedule: {epochs: 4.0}\n")
     cached = cache_root() / "targets" / embedded.NAME
@@ -318,7 +324,10 @@ def _benchmark(folder: Path) -> dict[str, Any]:
 
 
 NAMES = [
+    "adapter adapter_config.json",
+    "adapter adapter_model.safetensors",
     "benchmark",
+    "benchmark read",
     "cached",
     "chats ids",
     "chats messages",
@@ -351,6 +360,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 def test_every_format_has_its_test(formats: dict[str, Format]) -> None:
     assert sorted(formats) == NAMES
 

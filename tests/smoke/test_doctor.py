@@ -62,6 +62,7 @@ def test_a_broken_chain_is_named_with_its_fix_and_exit_code_1(
 def test_json_is_one_object(target: Path, untrained: Path) -> None:
     found = json.loads(call(target, untrained, "--json").stdout)
     assert (found["healthy"], found["broken"]) == (False, "tensors")
+    assert "torch" in found["versions"]
     assert {one["link"] for one in found["links"]} == set(LINKS)
     assert set(found["links"][0]) == {"link", "status", "said", "fix", "figures"}
 

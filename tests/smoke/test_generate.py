@@ -44,7 +44,9 @@ def test_one_json_object_that_python_reproduces(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     keys = ["ids", "text", "tau", "rounds", "finish_reason", "drafter", "draft_mode"]
-    assert list(result) == [*keys, "verify_mode", "tokens_per_second", "engine"]
+    keys += ["verify_mode", "tokens_per_second", "seed", "versions"]
+    assert list(result) == [*keys, "engine"]
+    assert "torch" in result["versions"]
     assert result["drafter"] == "ngram:gamma=2"
     assert result["engine"] == "fast"
     assert (result["draft_mode"], result["verify_mode"]) == ("argmax", "lossless")
@@ -110,7 +112,7 @@ def test_raw_text_system_messages_and_stops(folder: Path) -> None:
     [
         (["--drafter", "ngrm"], "error: no drafter is called 'ngrm' (did you mean ngram?)"),
         (["--drafter", "ngram:gamma=0"], "error: gamma is 0: give a whole number from 1 to 1024"),
-        (["--temperature", "-1"], "error: temperature is -1.0: give 0 (greedy) or more"),
+        (["--temperature", "-1"], "error: temperature is -1.0: give 0 (greedy), or 1e-30 or more"),
         (["--max-new-tokens", "0"], "error: max_new_tokens is 0: give a whole number of 1 or more"),
         (["--json", "--color"], "error: --json and --color exclude each other"),
         (["--raw", "--system", "x"], "error: --system needs a chat"),

@@ -48,6 +48,8 @@ def test_a_tree_is_searched_and_drafted_in(place: Path) -> None:
     held = json.loads((place / "t.json").read_text())
     assert len(held["paths"]) == 7
     assert [len(row) for row in held["accuracies"]] == [4, 4, 4]
+    assert held["seed"] == 0
+    assert "torch" in held["versions"]
     assert "7 nodes, " in done.stderr
     assert f"expected tau {held['expected_tau']:.2f}" in done.stderr
     parsed, target = Spec.parse(spec), Target.load(place / "target")

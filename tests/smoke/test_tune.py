@@ -93,7 +93,7 @@ def test_loads_shapes_and_json(folder: Path, prompts: Path) -> None:
         (["--rows", "1,x"], "error: rows is '1,x': give numbers with commas between"),
         (["--rows", "0"], "error: rows is 0: give whole numbers of 1 or more"),
         (["--rows", "2,2"], "error: rows is 2,2: a number is given twice"),
-        (["--temperatures", "-1"], "error: temperature is -1.0: give 0 (greedy) or more"),
+        (["--temperatures", "-1"], "error: temperature is -1.0: give 0 (greedy), or 1e-30 or more"),
         (["--overlap", "--try", "1"], "error: --overlap predicts and --try measures on this"),
         (["--engine", "fsat"], "error: Invalid value for '--engine'"),
         (["--depth", "0"], "error: depth is 0: give 1 or more"),

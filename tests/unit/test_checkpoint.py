@@ -1,5 +1,6 @@
 """Saving over an older save: what a kill leaves is the old drafter or the new one, whole."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,40 @@ def test_a_stop_at_the_exchange(
     assert list(tmp_path.iterdir()) == [folder]
     save_drafter(new, folder, target)
     assert load_drafter(folder, target).options() == new.options()
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_pipe_or_a_device_is_never_replaced(folder: bool, tmp_path: Path) -> None:
+    """As root, renaming over /dev/null would take it from everybody."""
+    place = tmp_path / "pipe"
+    os.mkfifo(place)
+    with pytest.raises(UserError, match="is a device or a pipe: give another place"):
+        whole.check_place(place, folder=folder)
+    write = whole.whole_folder if folder else whole.whole_file
+    with pytest.raises(UserError, match="is a device or a pipe"), write(place):
+        pass
+    assert place.is_fifo()
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_stop_in_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there before is gone from beside the new folder, and the stop is obeyed."""
+    place, real = tmp_path / "d", os.unlink
+
+    def written(text: str) -> None:
+        with whole.whole_folder(place) as new:
+            (new / "a").write_text(text)
+
+    def stopped(*_given: object, **_named: object) -> None:
+        monkeypatch.setattr(os, "unlink", real)
+        raise KeyboardInterrupt
+
+    written("old")
+    monkeypatch.setattr(os, "unlink", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        written("new")
+    assert [file.name for file in tmp_path.iterdir()] == ["d"]
+    assert (place / "a").read_text() == "new"
 
 
 def test_without_exchange_files_are_replaced_one_by_one(

@@ -12,6 +12,8 @@ from drafters.errors import UserError
 from inference.prompts import Prompt, chat_ids, first_turn_ids, read_prompts, text_ids
 from tests.folders import tiny_tokenizer
 from tests.tiny import tiny_model, tiny_target
+from training.forms import ChatForm
+from training.template import Refused, Renderer
 
 GOOD = '{"question_id": 81, "category": "writing", "turns": ["Hi", "And?"], "reference": []}\n'
 
@@ -150,7 +152,27 @@ def test_texts_that_cannot_be_read() -> None:
         text_ids(tiny_target(), "Hi")
     with pytest.raises(UserError, match="the prompt '' has no tokens"):
         text_ids(target(), "")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ messages[0] + 1 }}", "unsupported operand"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
+        ("{% for i in range(10 ** 9) %}x{% endfor %}", "Range too big"),
+    ],
+)
+def test_a_template_is_somebodys_program(template: str, reason: str) -> None:
     refusing = target()
-    refusing.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(UserError, match=r"template of tiny refuses the chat: no system role"):
-        chat_ids(refusing, [{"role": "user", "content": "Hi"}])
+    refusing.tokenizer.chat_template = template
+    message = {"role": "user", "content": "Hi"}
+    with pytest.raises(UserError, match=f"template of tiny refuses the chat: .*{reason}"):
+        chat_ids(refusing, [message])
+    with pytest.raises(UserError, match=f"template of tiny refuses the chat: .*{reason}"):
+        ChatForm(refusing, {})
+    with pytest.raises(Refused, match=reason):
+        Renderer(refusing.tokenizer, set(), {}).render(
+            [message, {"role": "assistant", "content": "Ho"}]
+        )

@@ -131,9 +131,10 @@ def test_a_law_of_logits_that_are_not_finite_says_so(warp: Warp, dtype: torch.dt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": math.inf}, "temperature is inf: give 0 (greedy) or more"),
-        ({"temperature": -0.5}, "temperature is -0.5: give 0 (greedy) or more"),
-        ({"top_k": -1}, "top_k is -1: give 0 (off) or more"),
+        ({"temperature": math.inf}, "temperature is inf: give 0 (greedy), or 1e-30 or more"),
+        ({"temperature": -0.5}, "temperature is -0.5: give 0 (greedy), or 1e-30 or more"),
+        ({"temperature": 9e-31}, "temperature is 9e-31: give 0 (greedy), or 1e-30 or more"),
+        ({"top_k": -1}, "top_k is -1: give 0 (off) or a whole number above it"),
         ({"top_p": 0}, "top_p is 0: give a value in (0, 1]; 1 is off"),
         ({"top_p": 1.25}, "top_p is 1.25: give a value in (0, 1]; 1 is off"),
         ({"min_p": -0.25}, "min_p is -0.25: give a value in [0, 1]; 0 is off"),
@@ -278,5 +279,5 @@ def test_seeds_that_generators_cannot_hold_are_refused() -> None:
         with pytest.raises(UserError) as raised:
             check_seed(seed)
         assert str(raised.value) == (
-            f"seed is {seed}: give one from -1099511627776 to 1099511627776"
+            f"seed is {seed}: give a whole number from -1099511627776 to 1099511627776"
         )

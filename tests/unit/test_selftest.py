@@ -203,6 +203,19 @@ def test_a_model_whose_cache_has_another_form() -> None:
         _quietly("bloom", attention="eager", n_layer=4, n_head=4)
 
 
+def test_a_config_without_a_length_of_contexts() -> None:
+    config = AutoConfig.for_model("bloom", hidden_size=32, n_layer=2, n_head=2, vocab_size=128)
+    with pytest.raises(UserError, match="of type bloom: its config names no max_position_embed"):
+        Target(AutoModelForCausalLM.from_config(config))
+
+
+def test_a_model_that_does_not_run_by_itself() -> None:
+    model = tiny_model()
+    model.model.layers[0].self_attn.head_dim = 7
+    with pytest.raises(UserError, match=r"type llama does not run .* \(RuntimeError: .* fit tog"):
+        Target(model)
+
+
 def _quietly(family: str, **changes: object) -> Target:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*no lean forward")
