@@ -131,6 +131,7 @@ class PackedLayer:
     ) -> Tensor:
         """Let the kernels run a layer over a few tokens: thirty calls a step, not four hundred."""
         cells, cache = attend.placement.cell_list, attend.cache.cells[attend.layer]
+        assert cache[0].dtype == x.dtype  # which the kernels do not ask
         beside = None if embedding is None else embedding.contiguous()
         return own.layer(self.struct, x.contiguous(), rotary, reads, cells, cache, beside)
 
