@@ -168,7 +168,7 @@ def _place(weights: Tensor, share: Tensor) -> int:
     return block * _BLOCK + index
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: object) -> None:
     """Refuse a seed that the generators, multiplied by rows, cannot hold.
 
     Raises:
