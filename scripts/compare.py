@@ -50,6 +50,12 @@ def compare(
         {"old": str(runs[0]), "new": str(path), **compare_runs(first, other, tolerance)}
         for path, other in zip(runs[1:], others, strict=True)
     ]
+    for one in found:
+        if not one["drafters"]:
+            raise UserError(
+                f"{one['old']} and {one['new']} have no drafter of one method and shape in common: "
+                "measure both with the same --drafter"
+            )
     if as_json:
         print(json.dumps(found))
     else:

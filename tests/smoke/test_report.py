@@ -132,6 +132,10 @@ def test_a_run_against_itself_is_no_regression_and_a_worse_one_is(
     found = json.loads(compare(str(tmp_path), "--json").stdout)[0]
     assert [one["speedup"]["ratio"] for one in found["drafters"]] == pytest.approx([0.5, 0.5])
     assert {one["tau"]["verdict"] for one in found["drafters"]} == {"same"}
+    (tmp_path / "benchmark.json").write_text(json.dumps(worse | {"drafters": []}))
+    done = compare(str(tmp_path))  # nothing was compared, so nothing was found to be well
+    assert done.returncode == 2
+    assert "no drafter of one method and shape in common" in done.stderr
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")

@@ -40,7 +40,7 @@ def test_help_has_an_example_and_groups(monkeypatch: pytest.MonkeyPatch, name: s
 @pytest.mark.parametrize("command", ["speedup", "train"])
 def test_help_of_a_command_has_an_example(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     told = plain(monkeypatch, "plan.py", command, "--help").stdout
-    assert f"Examples:\n     python scripts/plan.py {command} --" in re.sub(" +\n", "\n", told)
+    assert re.search(rf"Examples:\s+python scripts/plan\.py {command} --", told)
 
 
 @pytest.mark.parametrize("name", ALL)
