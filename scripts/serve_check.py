@@ -5,8 +5,9 @@ r"""Serve an exported drafter in vLLM or llama.cpp and compare it with this libr
         --prompts configs/prompts/demo.jsonl --limit 16 --gamma 4
 
 Exports the drafter, decodes the same prompts greedily with the engine alone, with the engine and
-the drafter, and here; then says whether the engine's texts are equal, how many drafts each
-accepted, and what the drafter buys inside that engine. Engines' speeds are never divided by ours.
+the drafter, and here; then says whether the engine's texts are equal, in how many rounds it drafted
+the same ids (where it tells them), how many drafts each accepted, and what the drafter buys inside
+that engine. Engines' speeds are never divided by ours.
 """
 
 from __future__ import annotations
@@ -26,16 +27,14 @@ from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.formats.convert import export_drafter
 from drafters.formats.served import serving
-from drafters.growth import Chain
 from drafters.settings import find_config
 from drafters.stored import StoredDrafter
 from drafters.target import Target
 from drafters.whole import check_place, write_text
-from inference import generate
 from inference.machine import versions
 from inference.prompts import first_turn_ids, read_prompts
 from inference.served import Engine, Job
-from inference.served.comparison import acceptance, engine_facts, sameness
+from inference.served.comparison import acceptance, decode, engine_facts, same_drafts, sameness
 
 cli = app(__doc__ or "")
 
@@ -57,6 +56,9 @@ def serve_check(
     allow_loss: Annotated[
         bool, typer.Option(help="Serve it though the format loses some of it.")
     ] = False,
+    plain: Annotated[
+        bool, typer.Option(help="Decode with the engine alone too: for its texts and its speed.")
+    ] = True,
     root: EnginesRoot = None,
     out: Annotated[Path | None, typer.Option(help="Write all figures there as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -79,27 +81,32 @@ def serve_check(
         lost = export_drafter(drafter, way.format, folder, decider, allow_loss=allow_loss)
         for what in lost:
             note(f"{way.format} loses {what}")
-        note(f"{engine.value}: plain decoding")
-        plain = server.run(job)
+        alone = None
+        if plain:
+            note(f"{engine.value}: plain decoding")
+            alone = server.run(job)
         note(f"{engine.value}: with the drafter")
         drafted = server.run(job.drafted(folder, way, gamma))
     note("here")
     model = load_drafter(drafter, decider)
-    ours = generate(decider, model, ids, growth=Chain(gamma), max_new_tokens=max_new_tokens, rows=1)
+    decoded = decode(decider, model, ids, gamma, max_new_tokens)
+    ours = decoded.outputs
     rounds = sum(output.rounds for output in ours)
+    texts = [output.ids for output in ours]
     result: dict[str, Any] = {
         "target": target,
         "drafter": str(drafter),
         "family": stored.family,
-        "engine": plain.version,
+        "engine": drafted.version,
         "dtype": dtype.value,
         "gamma": gamma,
         "prompts": len(ids),
         "versions": versions(),
-        "greedy": sameness(decider, ids, plain.outputs, drafted.outputs),
-        "greedy_here": sameness(decider, ids, [o.ids for o in ours], plain.outputs),
-        "plain_tokens_per_second": plain.tokens_per_second,
-        "speedup": drafted.tokens_per_second / plain.tokens_per_second,
+        "greedy": sameness(decider, ids, alone.outputs if alone else texts, drafted.outputs),
+        "greedy_here": sameness(decider, ids, texts, (alone or drafted).outputs),
+        "plain_tokens_per_second": alone and alone.tokens_per_second,
+        "speedup": alone and drafted.tokens_per_second / alone.tokens_per_second,
+        "drafts": same_drafts(decoded, drafted),
         "served": engine_facts(drafted, gamma),
         "here": {
             "rounds": rounds,
@@ -131,12 +138,24 @@ def _show(result: dict[str, Any]) -> None:
             name, f"{facts['tau']:.2f}", str(facts["accepted"]), str(facts["drafted"]), positions
         )
     console.print(table)
+    if (drafts := result["drafts"]) is not None:
+        note(
+            f"in {drafts['equal']} of its {drafts['rounds']} rounds it drafted the ids of here "
+            f"({drafts['met']} of them came after the same tokens)"
+        )
     same = result["greedy"]
+    bought = (
+        ""
+        if result["speedup"] is None
+        else (
+            f"; {result['speedup']:.2f} times its plain decoding "
+            f"({result['plain_tokens_per_second']:.1f} tokens/s, prefills included)"
+        )
+    )
     note(
         f"{result['engine']}, {result['dtype']}: {same['equal']} of {result['prompts']} greedy "
-        f"texts equal its plain ones, {same['near_ties']} part at a near-tie, "
-        f"{same['different']} differ; {result['speedup']:.2f} times its plain decoding "
-        f"({result['plain_tokens_per_second']:.1f} tokens/s, prefills included)"
+        f"texts equal {'its plain ones' if bought else 'ours'}, {same['near_ties']} part at a "
+        f"near-tie, {same['different']} differ{bought}"
     )
 
 

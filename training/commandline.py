@@ -68,7 +68,7 @@ def dressed(cli: typer.Typer) -> Any:
     command.help = escape(re.sub(r"\n\n(?=    )", "\n\nExamples:\n", text, count=1))
     inner = getattr(command, "commands", {}).values()
     for one in inner:
-        one.help = escape(one.help or "")
+        one.help = escape(_typed(one.help or ""))
     # click declares neither attribute on what all parameters share
     params: list[Any] = [param for one in (command, *inner) for param in one.params]
     for param in params:

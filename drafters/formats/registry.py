@@ -106,10 +106,11 @@ def refuse_foreign(folder: Path) -> None:
         foreign = Foreign.read(folder)
     except UserError:  # a causal LM's weights may lie in ways that only its loader knows
         return
-    for dialect in claiming(foreign):
+    names = [dialect.name for dialect in claiming(foreign)]
+    if names:
         raise UserError(
-            f"{folder} is a drafter in the format {dialect.name}: convert it first with "
-            f"python scripts/export.py {folder} --from {dialect.name} --target TARGET --out FOLDER"
+            f"{folder} is a drafter in the format {' or '.join(names)}: convert it first with "
+            f"python scripts/export.py {folder} --from auto --target TARGET --out FOLDER"
         )
 
 

@@ -47,6 +47,7 @@ class Confident(Protocol):
         ...
 
 
+@runtime_checkable
 class Growth(Protocol):
     """A growth policy: `depth` levels and at most `nodes` drafted nodes.
 

@@ -5,7 +5,6 @@ it is started and how its counters are read. One prompt decodes at a time, greed
 figures are those of latency.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +60,7 @@ class Engine:
     @property
     def threads(self) -> int:
         """Return how many processors this process may use."""
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        return len(vllm.processors())
 
     def run(self, job: Job) -> Served:
         """Run a job, with or without a drafter.

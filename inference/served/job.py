@@ -46,6 +46,8 @@ class Served:
         rounds: proposals that it verified; None where it does not say.
         drafted, accepted: tokens in them.
         accepted_at: of all rounds, how many accepted position 1, 2, ..; None where it does not say.
+        by_round: of each prompt, drafted and emitted ids round by round, the last round before it
+            is cut at the output's end; None where it does not say.
     """
 
     version: str
@@ -55,6 +57,7 @@ class Served:
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] | None = None
+    by_round: list[list[tuple[list[int], list[int]]]] | None = None
 
     @property
     def tokens_per_second(self) -> float:

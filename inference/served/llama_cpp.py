@@ -21,8 +21,8 @@ from drafters.errors import UserError
 from inference.served.job import Job, Served
 
 _TYPES = {"float32": "f32", "bfloat16": "bf16"}
-# its default cache is float16, which is not what a float32 job means
-_CACHE = {"float32": ["-ctk", "f32", "-ctv", "f32"], "bfloat16": []}
+# its default cache is float16 and its fused attention sums in it, which no float32 job means
+_CACHE = {"float32": ["-ctk", "f32", "-ctv", "f32", "-fa", "off"], "bfloat16": []}
 _DRAFT_CACHE = {"float32": ["-ctkd", "f32", "-ctvd", "f32"], "bfloat16": []}
 _START_SECONDS, _ANSWER_SECONDS = 120, 600
 

@@ -14,7 +14,7 @@ from inference.served.job import Job, Served
 
 _WORKER = Path(__file__).with_name("vllm_worker.py")
 _CACHE_GIB = "1"
-_MOST_SECONDS = 1800
+_MOST_SECONDS = 3600
 _LOGGED = re.compile(r"^\(\w+ pid=\d+\) (\w+ [\d-]+ [\d:]+ \[[^]]+\] ?)?")  # another process's line
 
 
@@ -39,21 +39,32 @@ def run(root: Path, job: Job) -> Served:
     python = program(root)
     with tempfile.TemporaryDirectory() as work:
         answer = Path(work) / "answer.json"
-        done = subprocess.run(
-            [str(python), str(_WORKER), str(answer)],
-            input=json.dumps(asdict(job), default=str),
-            env=environment(root, job.threads),
-            cwd=work,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_MOST_SECONDS,
-        )
+        try:
+            done = subprocess.run(
+                [str(python), str(_WORKER), str(answer)],
+                input=json.dumps(asdict(job), default=str),
+                # one process: functions can be sent to what holds the model
+                env=environment(root, job.threads) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+                cwd=work,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_MOST_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"vLLM took more than {_MOST_SECONDS} s: give it less to do") from error
         if done.returncode or not answer.exists():
             raise UserError(
                 f"vLLM refused {job.method or 'the target'}: {reason(done.stdout + done.stderr)}"
             )
         return Served(**json.loads(answer.read_text()))
+
+
+def processors() -> list[int]:
+    """Return the processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def environment(root: Path, threads: int) -> dict[str, str]:
@@ -66,7 +77,7 @@ def environment(root: Path, threads: int) -> dict[str, str]:
     openmp = root / "vllm" / "lib" / "libiomp5.so"
     own = {
         "VLLM_CPU_KVCACHE_SPACE": _CACHE_GIB,
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors()[:threads])),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONSAFEPATH": "1",  # this folder has a vllm.py too

@@ -1,6 +1,9 @@
 """Runs in vLLM's interpreter, never in ours: reads a job from stdin, writes what came of it.
 
 python vllm_worker.py ANSWER.json < JOB.json
+
+What was drafted is read where vLLM judges it: a hook on its rejection sampler keeps the drafted
+and the emitted ids of every round.
 """
 
 # vLLM lies in another environment: nothing here can be checked against its types
@@ -37,14 +40,17 @@ def main() -> None:
     engine = vllm.LLM(**settings)
     greedy = vllm.SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"])
     warm = vllm.SamplingParams(temperature=0.0, max_tokens=8)
+    engine.collective_rpc(watch, args=(bool(job["drafter"]),))
     _decode(engine, job["prompts"][0], warm)
     before = _counters(engine)
     start = time.perf_counter()
-    outputs = [_decode(engine, prompt, greedy) for prompt in job["prompts"]]
+    found = [_decode(engine, prompt, greedy) for prompt in job["prompts"]]
     seconds = time.perf_counter() - start
     after = _counters(engine)
-    answer = {"version": f"vLLM {vllm.__version__}", "outputs": outputs, "seconds": seconds}
+    answer = {"version": f"vLLM {vllm.__version__}", "seconds": seconds}
+    answer["outputs"] = [output for output, _ in found]
     if job["drafter"]:
+        answer["by_round"] = [rounds for _, rounds in found]
         for name, key in (("drafts", "rounds"), ("draft_tokens", "drafted")):
             answer[key] = after[name] - before[name]
         answer["accepted"] = after["accepted_tokens"] - before["accepted_tokens"]
@@ -56,8 +62,30 @@ def main() -> None:
 
 
 def _decode(engine, prompt, params):
+    """Return the output's ids, and drafted and emitted ids by round."""
+    engine.collective_rpc(take)
     found = engine.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
-    return list(found[0].outputs[0].token_ids)
+    return list(found[0].outputs[0].token_ids), engine.collective_rpc(take)[0]
+
+
+def watch(worker, drafts):
+    """Keep the rounds of the request that runs: there is one at a time."""
+    worker.rounds_seen = []
+
+    def keep(_, given, out):
+        drafted = given[0].draft_token_ids.tolist()
+        if drafted:  # a prefill passes here too
+            emitted = [token for token in out.sampled_token_ids[0].tolist() if token >= 0]
+            worker.rounds_seen.append([drafted, emitted])
+
+    if drafts:
+        worker.model_runner.rejection_sampler.register_forward_hook(keep)
+
+
+def take(worker):
+    """Return what was kept since the last call."""
+    seen, worker.rounds_seen = worker.rounds_seen, []
+    return seen
 
 
 def _counters(engine):

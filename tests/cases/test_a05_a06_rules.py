@@ -46,6 +46,7 @@ def other_parity(ids: Sequence[int]) -> list[int]:
     return [token for token in range(128) if (token + ids[-1]) % 2]
 
 
+@pytest.mark.slow
 def test_a06_every_branch_keeps_the_constraint(target: Target) -> None:
     rules, tree = Rules(allowed=other_parity), Static((3, 3, 3))
     wanted = plain_hf(target, prefix_allowed_tokens_fn=lambda _, ids: other_parity(ids.tolist()))

@@ -89,6 +89,7 @@ def test_a13_all_is_accepted_after_a_pause() -> None:
         assert output.ids == hf_greedy(target, prompt, 15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "attention"), [("fast", "sdpa"), ("reference", "sdpa"), ("reference", "eager")]
 )

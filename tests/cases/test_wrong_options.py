@@ -15,7 +15,7 @@ from drafters.target import Target
 from drafters.untrusted import read_object
 from inference import Sampling, generate, report
 from inference.prompts import chat_ids, read_prompts, text_ids
-from tests.folders import tiny_tokenizer
+from tests.folders import save_tiny_target, tiny_tokenizer
 from tests.tiny import tiny_model, tiny_target
 from training.sources import given_texts
 
@@ -61,6 +61,31 @@ def test_a_temperature_that_overflows_blames_no_target() -> None:
         Warp(1e-38)
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"drafter": "ngram"}, "drafter is 'ngram': give what load_drafter"),
+        ({"growth": "chain"}, "growth is 'chain': give drafters.growth.Chain"),
+        ({"rules": {}}, "rules is {}: give drafters.rules.Rules"),
+        ({"temperature": "0.7"}, "temperature is '0.7': give a number"),
+        ({"top_k": None}, "top_k is None: give a number"),
+        ({"seed": "5"}, "seed is '5': give a whole number from"),
+        ({"max_new_tokens": "5"}, "max_new_tokens is '5': give a whole number of 1 or more"),
+        ({"eos_ids": "</s>"}, "eos_ids is .*: give token ids"),
+        ({"verify": 5}, "verify is 5: give"),
+    ],
+)
+def test_a_value_of_another_kind(values: dict, said: str) -> None:
+    given = {"drafter": NoDrafter(), "max_new_tokens": 2, **values}
+    with pytest.raises(UserError, match=said):
+        generate(tiny_target(), given.pop("drafter"), [[5]], **given)
+
+
+def test_stop_strings_are_not_letters() -> None:
+    with pytest.raises(UserError, match=r"stop_strings is one text: give \('end',\)"):
+        Sampling(stop_strings="end")  # type: ignore[arg-type]
+
+
 def test_half_a_character_is_no_prompt() -> None:
     """What a shell passes on of bytes that are no UTF-8, and JSON of an escape that is half one."""
     target = Target(tiny_model(vocab_size=265, num_hidden_layers=1), tiny_tokenizer())
@@ -92,6 +117,14 @@ def test_a_target_that_is_not_there(place: str, tmp_path: Path) -> None:
     given = str(tmp_path / place) if place in ("nowhere", "a file") else place
     with pytest.raises(UserError, match="no such folder; give a folder"):
         Target.load(given)
+
+
+def test_a_config_of_a_larger_model_than_its_weights(tmp_path: Path) -> None:
+    """Left to itself transformers fills the seven billion values that it says at random."""
+    folder = save_tiny_target(tmp_path)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match=r"a model of 6,738,415,616 values and the weights"):
+        Target.load(folder)
 
 
 @pytest.mark.parametrize(

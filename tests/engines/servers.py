@@ -10,10 +10,17 @@ from pathlib import Path
 from drafters.cache_root import cache_root
 from drafters.errors import UserError
 from inference.served import llama_cpp, vllm
+from tests.folders import save_tiny_target
 from training.endpoint import Endpoint
 
 ROOT = cache_root() / "engines"
 _START_SECONDS = 420  # this machine is slow when it is busy
+
+
+def folder_for_vllm(place: Path) -> Path:
+    """Save a random target with heads as wide as vLLM's kernels take them."""
+    sizes = {"num_hidden_layers": 8, "hidden_size": 128, "initializer_range": 0.1}
+    return save_tiny_target(place, head_dim=32, **sizes)
 
 
 @contextmanager

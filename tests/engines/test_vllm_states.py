@@ -13,8 +13,8 @@ from drafters.losses import LossSettings
 from drafters.spread import layers_on_disk
 from drafters.target import Target
 from inference.served.states import StateServer
-from tests.engines.servers import ROOT
-from tests.folders import VOCAB_SIZE, save_tiny_target
+from tests.engines.servers import ROOT, folder_for_vllm
+from tests.folders import VOCAB_SIZE
 from tests.tiny import prompts_of
 from tests.unit.test_objective import drafter_of, examples_of
 from training.batches import compose
@@ -44,9 +44,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a target with heads as wide as vLLM's kernels take them."""
-    sizes = {"num_hidden_layers": 8, "hidden_size": 128, "initializer_range": 0.1}
-    return save_tiny_target(tmp_path_factory.mktemp("target"), head_dim=32, **sizes)
+    return folder_for_vllm(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")

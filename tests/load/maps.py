@@ -1,4 +1,5 @@
-"""Every linear map of a target, cold, by the number of tokens: our kernel and torch's, in turns.
+"""Every linear map of a target, cold, by the number of tokens: our kernel and torch's, in turns;
+and how far a step is from what reading the weights alone would take.
 
 python -m tests.load.maps --target T --tokens 1 8 64 --repeats 5
 """
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from drafters.linear import FrozenLinear
 from drafters.target import Target
+from inference.meter import CostMeter
+
+_READ = 2**28  # bytes of a tensor no cache holds
 
 
 def main() -> None:
@@ -26,10 +30,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    target = Target.load(options.target, dtype=getattr(torch, options.dtype), engine="reference")
+    target = Target.load(options.target, dtype=getattr(torch, options.dtype))
     modules = [m for m in target.model.modules() if isinstance(m, torch.nn.Linear)]
     weights = [module.weight.detach() for module in modules]
-    del target
     ours = [FrozenLinear([weight]) for weight in weights]
     kinds: dict[str, list[Callable[[Tensor], Tensor]]] = {
         "ours": list(ours),
@@ -51,7 +54,26 @@ def main() -> None:
                         times[kind].append(1e3 * (time.perf_counter() - start))
             row = (f"{median(taken):.1f} ({min(taken):.1f})" for taken in times.values())
             table.add_row(str(tokens), *row)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print(_floor(target, sum(weight.nbytes for weight in weights), options.repeats))
+
+
+def _floor(target: Target, size: int, repeats: int) -> str:
+    """Return what a step of one token takes beside the reading of its weights, in turns."""
+    meter = CostMeter(target, list(range(200)), sizes=(1,))
+    memory, reading = torch.zeros(_READ // 4), list[float]()
+    for _ in range(4 * repeats):
+        meter.sample()
+        start = time.perf_counter()
+        memory.sum()
+        reading.append(time.perf_counter() - start)
+    step, rate = median(meter.times[1]), _READ / median(reading)
+    floor = 1e3 * size / rate
+    return (
+        f"A step of one token over 200: {1e3 * step:.1f} ms; its weights, {size / 1e6:.0f} MB, are "
+        f"read in {floor:.1f} ms at the {rate / 1e9:.1f} GB/s at which torch sums a tensor."
+    )
 
 
 if __name__ == "__main__":

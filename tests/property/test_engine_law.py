@@ -200,6 +200,7 @@ def test_a_drawn_chain_that_stops_where_nothing_pays() -> None:
     check(target, drafter_of("medusa", target, kept=2), growth, Warp(1.0), new=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("growth", [Chain(1, "sampled"), Static((2,), "sampled")], ids=str)
 def test_drawn_beside_copied(growth: Growth) -> None:
     """Members that draw and members that copy in one tree, cut to one budget."""

@@ -79,6 +79,7 @@ def test_rows_come_end_and_are_taken_out(
     assert found == [alone[0], alone[1], alone[2], alone[4]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_cached_logits_after_fifty_rounds(engine: str) -> None:
     """With rows that ended and began anew on the way: as if recomputed from scratch, to 1e-4."""

@@ -172,6 +172,7 @@ def test_figures_by_context_position(target: Target, monkeypatch: pytest.MonkeyP
         assert part["speedup"] > 0
 
 
+@pytest.mark.slow
 def test_forecasts_come_from_costs_measured_before(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_forecasts_come_from_costs_measured_before(
     assert "\u2026" not in text  # nothing was cut
 
 
+@pytest.mark.slow
 def test_a49_acceptance_high_and_speedup_below_one_stand_side_by_side(target: Target) -> None:
     answers = plain(target, 13)
     slow = contender(Known(answers, lambda _: 4, seconds=0.05), name="slow")
@@ -258,6 +260,7 @@ def test_rows_decode_together_with_equal_outputs(target: Target) -> None:
     assert shared == pytest.approx(own.clock.decode)
 
 
+@pytest.mark.slow
 def test_members_of_a_joint_drafter_have_accounts(target: Target) -> None:
     """What each cost and would have got alone is shown below what they did together."""
     answers = plain(target, 13)

@@ -180,6 +180,7 @@ def test_answers_cut_by_the_limit_are_marked_and_get_no_end(tmp_path: Path) -> N
         assert len(row["messages"]) == 2
 
 
+@pytest.mark.slow
 def test_a_chat_depends_on_its_number_alone() -> None:
     target = talker()
     source = self_chat(None, 0)
@@ -205,6 +206,7 @@ def test_openings_are_the_first_words(tmp_path: Path) -> None:
     assert all(row["messages"][0]["content"].startswith("Write a") for row in shard.rows)
 
 
+@pytest.mark.slow
 def test_several_turns_are_all_supervised() -> None:
     target = talker(ends=3.0)
     shard = made(target, 12, turns=3, user_tokens=60, max_new_tokens=60)
@@ -313,6 +315,7 @@ def test_the_first_shard_is_no_larger_than_the_goal_surely_takes() -> None:
     assert tally.next_size(Goal(tokens=1000), 256, 200) == 9
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_without_duplicates_or_loss(tmp_path: Path) -> None:
     goal = Goal(chats=9)
     fill(tmp_path / "whole", goal).finish(goal, {})
@@ -337,6 +340,7 @@ def test_a_goal_in_tokens_takes_no_chat_too_many(tmp_path: Path) -> None:
     assert sum(map(sum, masks[:-1])) < 60
 
 
+@pytest.mark.slow
 def test_a_finished_data_set_grows(tmp_path: Path) -> None:
     first = fill(tmp_path, Goal(chats=5)).finish(Goal(chats=5), {})
     small = pq.read_table(tmp_path / CHATS)

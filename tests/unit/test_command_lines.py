@@ -1,6 +1,7 @@
 """One style for every command line: help with groups and an example, one line for a mistake."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def test_help_has_an_example_and_groups(monkeypatch: pytest.MonkeyPatch, name: s
     assert f"{shown} " in examples
     assert "Options" in told.stdout
     assert "Show this message and exit." in told.stdout
+
+
+@pytest.mark.parametrize("command", ["speedup", "train"])
+def test_help_of_a_command_has_an_example(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    told = plain(monkeypatch, "plan.py", command, "--help").stdout
+    assert f"Examples:\n     python scripts/plan.py {command} --" in re.sub(" +\n", "\n", told)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -468,6 +468,7 @@ def throughput(
 CPU = Prices(((1, 1.0), (5, 1.0), (8, 1.1), (16, 1.5), (32, 2.5)), first=0.09, level=0.06)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing() -> None:
     """Flat laws that have nothing to do with the target's; counted from the start."""
     truth, wrong = 3 * table(60, 1), 0.3 * table(60, 2)

@@ -15,13 +15,14 @@ import typer
 from drafters.settings import find_config, load
 from inference.spec import Spec
 from tests.blocks import DOCUMENTS, ROOT, Block, blocks, commands, script_of
+from tests.files import PAGE, page
 from training.commandline import dressed
 from training.options import TrainSettings
 
 BLOCKS = [block for file in DOCUMENTS for block in blocks(file)]
 # what docker runs spans lines, and is not ours to parse
 SHELL = [b for b in BLOCKS if b.language == "sh" and not b.text.startswith("docker")]
-OTHER_PROGRAMS = {"make", "pip", "wandb", "tensorboard", "git", "cd", "drafters", "vllm"}
+OTHER_PROGRAMS = {"make", "pip", "wandb", "tensorboard", "git", "cd", "drafters", "vllm", "source"}
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -99,3 +100,7 @@ def test_files_are_listed() -> None:
             real.add(top + parts[1] + ("/" if len(parts) > 2 else ""))
     hidden = {name for name in real if name.startswith(".") or name.endswith("__init__.py")}
     assert shown == real - hidden
+
+
+def test_every_module_is_listed() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m tests.files"

@@ -90,6 +90,7 @@ def test_a14_sliding_windows_draft_and_are_drafted_for(window: int) -> None:
         assert all(o.tau == growth.depth + 1 for o in outputs)
 
 
+@pytest.mark.slow
 def test_a_model_of_another_kind_drafts() -> None:
     """GPT-2 has no lean forward: the reference engine drafts over the same cells."""
     target, small = tiny_target(), tiny_target("gpt2", engine="reference", num_hidden_layers=2)

@@ -168,6 +168,7 @@ def test_what_a_kill_leaves_is_found_and_the_rest_is_made(
     assert len(names[0]) == len(CHATS)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_the_store_as_if_it_had_not(
     tmp_path: Path, target: Target
 ) -> None:

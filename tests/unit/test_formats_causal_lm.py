@@ -72,6 +72,7 @@ def test_it_drafts_as_it_is(target: Target, tmp_path: Path) -> None:
         assert (plain.ids, plain.accepted) == (exported.ids, exported.accepted)
 
 
+@pytest.mark.slow
 def test_transformers_drafts_with_it(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

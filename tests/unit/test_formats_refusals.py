@@ -290,7 +290,7 @@ def test_a_foreign_folder_is_no_drafter_of_ours(
     folder: Path, target: Target, tmp_path: Path
 ) -> None:
     """Its config says llama: a loader of causal LMs would make random weights of it."""
-    with pytest.raises(UserError, match="in the format safeai: convert it first with python"):
+    with pytest.raises(UserError, match="format safeai or vllm or sglang: convert it"):
         load_drafter(folder, target)
     with pytest.raises(UserError, match="not a drafter that was trained here"):
         export_drafter(folder, "vllm", tmp_path / "out")

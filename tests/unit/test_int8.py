@@ -17,6 +17,7 @@ from drafters.methods.eagle import EagleDrafter
 from drafters.methods.none import NoDrafter
 from drafters.target import Target
 from inference import generate
+from inference.facts import target_facts
 from tests.folders import save_tiny_target
 from tests.neural import away
 from tests.tiny import prompts_of
@@ -37,6 +38,7 @@ def test_rows_are_rounded_by_their_own_largest_number() -> None:
     torch.testing.assert_close(rounded(x), torch.tensor([[4.0, 0.0]]) + linear.bias)
 
 
+@pytest.mark.slow
 def test_an_int8_target_is_served_by_its_own_forward_and_drafted_for(tmp_path: Path) -> None:
     folder = save_tiny_target(tmp_path / "t", num_hidden_layers=3)
     with pytest.warns(UserWarning, match="Int8Linear"):
@@ -64,6 +66,14 @@ def test_the_fingerprint_holds_base_and_quantisation(tmp_path: Path) -> None:
     assert rounded.base == str(folder)
     assert plain.difference(rounded) == ("quantisation", "none", "int8")
     assert plain.same_model(rounded)
+
+
+def test_figures_say_what_they_are_of(tmp_path: Path) -> None:
+    folder = save_tiny_target(tmp_path / "t")
+    plain, rounded = (target_facts(load(folder, **o)) for o in ({}, {"weights": "int8"}))
+    assert (plain["title"], plain["quantisation"]) == ("t", "")
+    assert (rounded["title"], rounded["quantisation"]) == ("t, int8", "int8")
+    assert plain["parameters"] == rounded["parameters"]
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors"])

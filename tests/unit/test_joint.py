@@ -149,6 +149,7 @@ def test_the_loss_is_kl_to_the_frozen_target_plus_a_share_of_the_heads(target: T
     assert tempered(other).loss[0].item() == pytest.approx(sums.loss[0].item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_published_decides_with_its_adapter(base: Path, tmp_path: Path) -> None:
     target = Target.load(base)
     measured: list[Fingerprint] = []

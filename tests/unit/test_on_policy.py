@@ -79,6 +79,7 @@ def test_a_drafter_that_reads_states_cannot_write(tmp_path: Path, target: Target
         OnPolicySettings(share=2.0)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path, target: Target) -> None:
     changes = {"on_policy": OnPolicySettings(share=0.5, tokens=4)}
     straight = trainer_of(target, settings_of(tmp_path / "a", **changes), name="standalone")

@@ -74,6 +74,7 @@ def test_returned_ids_make_the_rows_that_are_made_here(
     assert "seed" not in asked
 
 
+@pytest.mark.slow
 def test_looping_answers_are_dropped_where_the_engine_abandons_them(
     folder: Path, target: Target
 ) -> None:
@@ -85,6 +86,7 @@ def test_looping_answers_are_dropped_where_the_engine_abandons_them(
     assert (there.rows, there.drops) == (here.rows, here.drops)
 
 
+@pytest.mark.slow
 def test_a_self_chat_goes_through_the_same_door(folder: Path, target: Target) -> None:
     with serving(FakeServer(target)) as server:
         options = {"turns": 2, "max_new_tokens": 24}
@@ -95,6 +97,7 @@ def test_a_self_chat_goes_through_the_same_door(folder: Path, target: Target) ->
     assert len(seeds) > CHATS
 
 
+@pytest.mark.slow
 def test_text_is_encoded_again_and_what_is_not_certain_dropped(
     folder: Path, target: Target
 ) -> None:
@@ -204,6 +207,7 @@ def script(folder: Path, out: Path, *options: str) -> Done:
     return run_script("make_chats.py", *given, "--max-looped", "1", "--max-new-tokens", "24")
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_after_a_kill_and_stores_no_key(
     folder: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def files(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["medusa", "dspark"])
 def test_shares_learn_what_the_whole_learns(
     tmp_path: Path, target: Target, shares: None, monkeypatch: pytest.MonkeyPatch, name: str

@@ -117,6 +117,7 @@ def test_a_wrong_lean_forward_is_left_aside(
         assert tiny_target("mistral", sliding_window=8).engine == "reference"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [40, 1024])
 def test_a_forgotten_window_longer_than_the_short_rows(
     window: int, monkeypatch: pytest.MonkeyPatch

@@ -11,8 +11,15 @@ from drafters.formats.registry import writer
 from drafters.formats.served import SERVED, serving
 from inference.generate import Output
 from inference.served import ENGINES, Engine, Job, Served
-from inference.served.comparison import acceptance, engine_facts, sameness
-from tests.tiny import tiny_target
+from inference.served.comparison import (
+    Decoded,
+    acceptance,
+    decode,
+    engine_facts,
+    same_drafts,
+    sameness,
+)
+from tests.tiny import ScriptedDrafter, prompts_of, tiny_target
 
 JOB = Job(Path("t"), [[1, 2, 3]], 4, "float32", 1, Path("d"), "kind", 2)
 
@@ -94,3 +101,26 @@ def test_texts_that_part_are_near_ties_or_different() -> None:
         "different": 0,
     }
     assert sameness(target, prompts, [[7, 8], [9]], [[7, 9], [9]])["different"] == 1
+
+
+def test_drafts_are_compared_where_the_same_tokens_came_before() -> None:
+    ours = Decoded(
+        [Output(ids=[1, 2, 3, 4]), Output(ids=[5, 6])], [{1: [2, 9], 3: [4]}, {1: [6, 7]}]
+    )
+    rounds = [[([2, 9], [2, 3]), ([4, 8], [4, 8, 7])], [([6, 7], [6, 5])]]
+    served = Served("v", [[1, 2, 3, 4], [5, 6]], 1.0, by_round=rounds)
+    assert same_drafts(ours, served) == {"rounds": 3, "met": 3, "equal": 3}
+    rounds[0][1] = ([5, 8], [4])
+    rounds[1].insert(0, ([6, 7], [6]))
+    assert same_drafts(ours, served) == {"rounds": 4, "met": 3, "equal": 2}
+    served.outputs[1][0] = 4
+    assert same_drafts(ours, served) == {"rounds": 4, "met": 2, "equal": 1}
+    assert same_drafts(ours, Served("v", [], 1.0)) is None
+
+
+def test_decoding_here_keeps_what_was_drafted() -> None:
+    target, prompts = tiny_target(), prompts_of(3)
+    text = decode(target, ScriptedDrafter([[0] * 8]), prompts, 2, 6).outputs[0].ids
+    outputs, drafts = decode(target, ScriptedDrafter([text]), prompts, 2, 6)
+    assert outputs[0].ids == text
+    assert drafts == [{1: text[1:3], 4: text[4:5]}]

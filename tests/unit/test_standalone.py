@@ -100,6 +100,7 @@ def test_named_layers_are_those_of_the_target() -> None:
         assert torch.equal(layer.down.weight, target.layer_state(index)["mlp.down_proj.weight"])
 
 
+@pytest.mark.slow
 def test_another_model_gives_layers_embedding_and_head(tmp_path: Path) -> None:
     """Of another width than the target; published whole, so that the folder alone is enough."""
     target = Target.load(save_tiny_target(tmp_path / "target"))

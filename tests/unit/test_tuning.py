@@ -79,6 +79,7 @@ def test_every_smaller_tree_lies_in_the_largest(width: int) -> None:
             assert trace.tau(nodes, depth) == 1 + sum(accepted) / 40, (nodes, depth)
 
 
+@pytest.mark.slow
 def test_every_smaller_best_first_tree_lies_in_the_largest() -> None:
     largest, trace = Largest(4).best(), TreeTrace()
     for seed, text in enumerate(texts(40)):

@@ -39,6 +39,7 @@ def test_the_target_in_other_ids_is_always_right() -> None:
     assert [o.tau for o in drafted] == [4.0] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_words_and_broken_characters_cost_drafts_never_the_text(temperature: float) -> None:
     """Byte-level tokens of a random model against a vocabulary without merges."""
