@@ -12,7 +12,7 @@ min-p.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,14 +55,16 @@ class Warp:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            if not isinstance(getattr(self, name), Real):
-                raise UserError(f"{name} is {getattr(self, name)!r}: give a number")
+        numbers = {"temperature": Real, "top_k": Integral, "top_p": Real, "min_p": Real}
+        for name, kind in numbers.items():
+            if not isinstance(getattr(self, name), kind):
+                whole = "a whole" if kind is Integral else "a"
+                raise UserError(f"{name} is {getattr(self, name)!r}: give {whole} number")
         if not (self.greedy or _COLDEST <= self.temperature < math.inf):
             raise UserError(
                 f"temperature is {self.temperature}: give 0 (greedy), or {_COLDEST} or more"
             )
-        if not isinstance(self.top_k, int) or self.top_k < 0:
+        if self.top_k < 0:
             raise UserError(f"top_k is {self.top_k}: give 0 (off) or a whole number above it")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}: give a value in (0, 1]; 1 is off")
@@ -171,7 +173,7 @@ def _place(weights: Tensor, share: Tensor) -> int:
     return block * _BLOCK + index
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: object) -> None:
     """Refuse a seed that the generators, multiplied by rows, cannot hold.
 
     Raises:
