@@ -1,10 +1,12 @@
 """Report: benchmark.json on disk, and the table that a person reads."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -69,6 +71,28 @@ def read(place: str | Path) -> dict[str, Any]:
     if found.get("format_version") != 1:
         raise UserError(f"{path} has format_version {found.get('format_version')}, 1 is known")
     return found
+
+
+@contextmanager
+def as_written(*places: str | Path) -> Iterator[None]:
+    """Blame a file that was changed by hand for what cannot be made of it.
+
+    Args:
+        places: as they were given to `read`.
+
+    Raises:
+        UserError: if what is done meanwhile misses something, or meets another kind of value.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
+        named = " or ".join(map(str, places))
+        raise UserError(
+            f"{named} is not as scripts/benchmark.py writes it ({type(error).__name__}: {error}): "
+            "measure again"
+        ) from error
 
 
 def table(result: Mapping[str, Any]) -> Table:

@@ -23,7 +23,7 @@ from rich.text import Text
 from console import app, note, run
 from drafters.errors import UserError
 from inference.regression import compare_runs
-from inference.report import read
+from inference.report import as_written, read
 
 cli = app(__doc__ or "")
 
@@ -46,10 +46,11 @@ def compare(
     if not 0 <= tolerance < 1:
         raise UserError(f"tolerance is {tolerance}: give a share from 0 up to 1, such as 0.02")
     first, *others = [read(path) for path in runs]
-    found = [
-        {"old": str(runs[0]), "new": str(path), **compare_runs(first, other, tolerance)}
-        for path, other in zip(runs[1:], others, strict=True)
-    ]
+    with as_written(*runs):
+        found = [
+            {"old": str(runs[0]), "new": str(path), **compare_runs(first, other, tolerance)}
+            for path, other in zip(runs[1:], others, strict=True)
+        ]
     for one in found:
         if not one["drafters"]:
             raise UserError(

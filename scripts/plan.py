@@ -133,14 +133,15 @@ def speedup(
                 "--benchmark has costs: leave out --c, --overhead, --batch, --flat and --verify"
             )
         kept = Target.load(target, dtype=dtype.value, engine=engine) if target is not None else None
-        found = [
-            {
-                "drafter": deal.name,
-                "assumed": _assumed("measured", "costs", overlap, costs=deal.costs),
-                **deal.payoff.report(gamma),
-            }
-            for deal in deals(report.read(benchmark), drafter, kept, overlap=overlap)
-        ]
+        with report.as_written(benchmark):
+            found = [
+                {
+                    "drafter": deal.name,
+                    "assumed": _assumed("measured", "costs", overlap, costs=deal.costs),
+                    **deal.payoff.report(gamma),
+                }
+                for deal in deals(report.read(benchmark), drafter, kept, overlap=overlap)
+            ]
     if as_json:
         print(json.dumps(found))
         return

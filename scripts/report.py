@@ -14,7 +14,7 @@ import typer
 
 from console import app, note, run
 from inference.page import NO_PLOTS, write_page
-from inference.report import read
+from inference.report import as_written, read
 from inference.traces import read_traces
 
 cli = app(__doc__ or "")
@@ -26,7 +26,8 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Another folder for what is written.")] = None,
 ) -> int:
     """Make a benchmark's report again from benchmark.json and traces; nothing is decoded."""
-    page = write_page(read(folder), read_traces(folder), out or folder)
+    with as_written(folder):
+        page = write_page(read(folder), read_traces(folder), out or folder)
     note(f"wrote {page}" if page else NO_PLOTS)
     return 0 if page else 1
 

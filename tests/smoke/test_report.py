@@ -167,3 +167,21 @@ def test_the_page_opens_in_a_browser(folder: Path, tmp_path: Path, width: int, d
     assert "15 drafted, " in before
     assert before != after
     assert seen.found["nodes"] > seen.found["taken"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"drafters": [{"name": "x"}]}, {"drafters": "x"}, {"verify_cost": {"unknown": 1.0}}]
+)
+def test_a_file_that_was_changed_by_hand_is_one_line(
+    folder: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    changed = tmp_path / "benchmark.json"
+    changed.write_text(json.dumps(read(folder) | changes))
+    for script, *given in (
+        ("report.py", str(changed), "--out", str(tmp_path / "out")),
+        ("compare.py", str(folder), str(changed)),
+        ("plan.py", "speedup", "--benchmark", str(changed)),
+    ):
+        done = run_script(script, *given)
+        assert "verify_cost" in changes or done.returncode == 2
+        assert len(done.stderr.splitlines()) <= 1 or done.returncode == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drafters.base import Features
-from drafters.cache import KVCache, _free_memory, check_memory
+from drafters.cache import CacheAttention, KVCache, _free_memory, check_memory
 from drafters.errors import UserError
 from drafters.placement import Block, causal_block
 from drafters.target import Target
@@ -448,3 +448,21 @@ def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) ->
     assert _free_memory(torch.device("cpu")) is None
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 0))
     assert _free_memory(torch.device("cuda:1")) == 1
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_layer_stores_and_then_reads_within_its_window(window: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    cache = KVCache(1, 12, layers=2, heads=1, head_dim=4)
+    cache.store.copy_(torch.randn(cache.store.shape, generator=generator))
+    cache.advance([6])
+    placement = cache.place([causal_block(2)])
+    query, key, value = torch.randn(3, 2, 1, 4, generator=generator)
+    found = CacheAttention(cache, 1, placement, window)(query, key, value)
+    keys, values = (part[0, 0] for part in cache.read(1, placement))
+    assert torch.equal(keys[6:], key[:, 0])
+    assert torch.equal(values[6:], value[:, 0])
+    for place, column in enumerate((6, 7)):
+        seen = slice(0 if window is None else column - window + 1, column + 1)
+        weights = (keys[seen] @ query[place, 0] / 2).softmax(0)
+        assert torch.allclose(found[place], weights @ values[seen], atol=1e-5)

@@ -247,3 +247,15 @@ def test_everything_lies_on_the_caches_device(case: str, blind: int) -> None:
         mask = found.mask(window, 2, torch.float64)
         held += [] if mask is None else [mask]
     assert all(x.is_meta for x in held)
+
+
+def test_what_the_kernels_read_is_kept_by_window_groups_and_dtype() -> None:
+    cache = KVCache(1, 12, layers=1, heads=1, head_dim=4)
+    cache.advance([6])
+    chain = cache.place([causal_block(3)])
+    kinds = [(None, 1, torch.float32), (4, 1, torch.float32), (None, 2, torch.float32)]
+    found = [chain.reads(*kind, 12) for kind in kinds]
+    assert all(chain.reads(*kind, 12) is one for kind, one in zip(kinds, found, strict=True))
+    assert len({id(one) for one in found}) == 3
+    assert found[0].mask is not None
+    assert chain.unmasked().reads(*kinds[0], 12).mask is None  # all see each other
