@@ -35,10 +35,10 @@ check: setup ## lint, types and the fast tests, side by side (about 3 minutes)
 engines: setup ## build vLLM's CPU build and llama.cpp beside the cached target, to serve exports in (about 12 minutes)
 	@bash scripts/engines.sh $(ENGINES)
 
-engines-check: setup ## vLLM drafts what is drafted here (skipped in a line where it cannot be built in 8 minutes)
-	@if timeout 480 bash scripts/engines.sh $(ENGINES) vllm; then \
+engines-check: setup ## vLLM drafts what is drafted here (skipped in a line where it cannot be built in 6 minutes)
+	@if timeout 360 bash scripts/engines.sh $(ENGINES) vllm; then \
 		$(PY) -m pytest -m engines -s tests/engines/test_vllm_serves.py tests/engines/test_speculators_forward.py; \
-	else echo 'engines-check: skipped: vLLM cannot be built here in 8 minutes'; fi
+	else echo 'engines-check: skipped: vLLM cannot be built here in 6 minutes'; fi
 
 mutants: setup ## change what the exact tests prove, one expression at a time (an hour; MUTANTS='drafters/laws.py' for one file)
 	$(PY) -m tests.mutants $(MUTANTS)

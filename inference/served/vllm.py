@@ -6,7 +6,6 @@ import re
 import subprocess
 import tempfile
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 
 from drafters.errors import UserError
@@ -96,9 +95,11 @@ def reason(text: str) -> str:
     """
     lines = [_LOGGED.sub("", line).strip() for line in text.splitlines() if line.strip()]
     start = next((i for i, line in enumerate(lines) if line.startswith("Traceback")), len(lines))
-    for before, line in pairwise(lines[start:]):
+    for i, line in enumerate(lines[start:], start):
         if re.fullmatch(r"[\w.]*(Error|Exception)", line):
-            return f"{line}: {before}"[:400]
+            return f"{line}: {lines[i - 1]}"[:400]
+        if re.search(r"Error: \d+ validation errors? for ", line):
+            return f"{line}: {' '.join(lines[i + 1 : i + 2])}"[:400]  # pydantic says which below
         if re.match(r"[\w.]*(Error|Exception): ", line):
             return line[:400]
     return (lines or ["it printed nothing"])[-1][:400]

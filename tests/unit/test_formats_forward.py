@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig, AutoModel
 
 from drafters.base import Batch, NeuralDrafter, Prediction
 from drafters.checkpoint import load_drafter
 from drafters.formats.convert import export_drafter
 from drafters.formats.id_tables import id_tables
 from drafters.target import Target
-from tests.foreign import saved, small_target
+from tests.foreign import config_of, saved, small_target
 from tests.tiny import prompts_of
 
 LENGTH = 9
@@ -125,6 +126,44 @@ def test_the_medusa_file_computes_what_the_drafter_does(target: Target, tmp_path
             weight, bias = (w[f"{head}.{block}.linear.{part}"] for part in ("weight", "bias"))
             x = x + F.silu(x @ weight.T + bias)
         close(prediction, x @ w[f"{head}.2.weight"].T)
+
+
+def test_transformers_own_dflash_computes_what_the_drafter_does(
+    target: Target, tmp_path: Path
+) -> None:
+    """Its only model of this kind has other names for the projection of the target's states."""
+    options = {"taps": [1, 5], "slots": 3, "draft_vocab_size": 16, "qk_norm": True}
+    folder = saved(target, tmp_path / "d", "dflash", **options)
+    export_drafter(folder, "zlab", tmp_path / "out", target, dtype=torch.float32)
+    drafter = load_drafter(folder, target)
+    assert isinstance(drafter, NeuralDrafter)
+    batch, predictions = predicted(drafter, target)
+    config, tensors = config_of(tmp_path / "out"), load_file(tmp_path / "out/model.safetensors")
+    inner = config.pop("dflash_config")
+    names = {
+        "fc.weight": "encoder.fc.weight",
+        "hidden_norm.weight": "encoder.output_norm_enc.weight",
+    }
+    del config["model_type"], config["architectures"]
+    known = AutoConfig.for_model("muse_glimmer_assistant", **(config | inner))
+    model = AutoModel.from_config(known, attn_implementation="eager").eval()
+    own = {
+        name: tensors.pop(name) for name in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
+    }
+    model.load_state_dict({names.get(name, name): tensor for name, tensor in tensors.items()})
+    anchor = 5
+    block = [int(batch.ids[0, anchor]), *[inner["mask_token_id"]] * 3]
+    with torch.no_grad():
+        states = model(
+            noise_embeds=own["embed_tokens.weight"][block][None],
+            context_hidden_states=batch.taps[:, :anchor],
+        ).last_hidden_state[0]
+    for slot, prediction in enumerate(predictions):
+        at = prediction.group.tolist().index(anchor)
+        ours = prediction.logits(slice(at, at + 1)).detach()[0]
+        torch.testing.assert_close(
+            ours, own["lm_head.weight"] @ states[slot + 1], rtol=1e-5, atol=1e-4
+        )
 
 
 @given(st.sets(st.integers(0, 63), min_size=1))

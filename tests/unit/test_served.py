@@ -81,6 +81,13 @@ def test_an_error_in_a_process_of_the_engines_is_named_by_its_root(tmp_path: Pat
         Engine("vllm", engine_that(tmp_path, body)).run(JOB)
 
 
+def test_what_a_checked_setting_says_is_below_it(tmp_path: Path) -> None:
+    said = "1 validation error for VllmConfig\\n  Value error, no such runner [type=value_error]"
+    body = f"class ValidationError(Exception): pass\nraise ValidationError('{said}')\n"
+    with pytest.raises(UserError, match=r"for VllmConfig: Value error, no such runner"):
+        Engine("vllm", engine_that(tmp_path, body)).run(JOB)
+
+
 def test_acceptance_by_position_and_tau() -> None:
     ours = [Output(ids=[1, 2, 3, 4], accepted=[2, 0]), Output(ids=[1, 2], accepted=[1])]
     assert acceptance(ours, 3) == [2 / 3, 1 / 3, 0.0]
