@@ -100,6 +100,7 @@ def test_dspark_is_refused_on_a_cpu_and_its_loader_reads_the_file(
 
     drafter = load_drafter(place, target)
     assert isinstance(drafter, DSparkDrafter)
+    assert drafter.correction is not None
     torch.manual_seed(0)
     states, previous = torch.randn(9, 128), torch.randint(265, (9,))
     given, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"

@@ -140,6 +140,7 @@ def test_transformers_own_dflash_computes_what_the_drafter_does(
     batch, predictions = predicted(drafter, target)
     config, tensors = config_of(tmp_path / "out"), load_file(tmp_path / "out/model.safetensors")
     inner = config.pop("dflash_config")
+    assert batch.taps is not None
     names = {
         "fc.weight": "encoder.fc.weight",
         "hidden_norm.weight": "encoder.output_norm_enc.weight",

@@ -3,9 +3,11 @@
 import json
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from drafters.base import Drafter
 from drafters.errors import UserError
 from drafters.formats.registry import writer
 from drafters.formats.served import SERVED, serving
@@ -127,7 +129,9 @@ def test_drafts_are_compared_where_the_same_tokens_came_before() -> None:
 
 def test_decoding_here_keeps_what_was_drafted() -> None:
     target, prompts = tiny_target(), prompts_of(3)
-    text = decode(target, ScriptedDrafter([[0] * 8]), prompts, 2, 6).outputs[0].ids
-    outputs, drafts = decode(target, ScriptedDrafter([text]), prompts, 2, 6)
+    wrong = cast(Drafter, ScriptedDrafter([[0] * 8]))
+    text = decode(target, wrong, prompts, 2, 6).outputs[0].ids
+    right = cast(Drafter, ScriptedDrafter([text]))
+    outputs, drafts = decode(target, right, prompts, 2, 6)
     assert outputs[0].ids == text
     assert drafts == [{1: text[1:3], 4: text[4:5]}]
