@@ -49,6 +49,7 @@ def hf_with_end(target: Target, end: int) -> list[int]:
     return out[0, len(PROMPT) :].tolist()
 
 
+@pytest.mark.slow
 # the prefill's token, third in a block, last draft, bonus
 @pytest.mark.parametrize("place", [0, 3, GAMMA, GAMMA + 1])
 def test_a07_ends_at_the_same_index(

@@ -29,6 +29,7 @@ def itself(target: Target) -> Drafter:
     return build_drafter("draft_model", {"model": target}, target.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [[10], *prompts_of(2, 40)], ids=len)
 def test_a12_the_cache_holds_what_is_committed_but_the_root(prompt: list[int]) -> None:
     target = tiny_target(num_hidden_layers=2)

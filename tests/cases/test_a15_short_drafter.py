@@ -16,6 +16,7 @@ from tests.folders import VOCAB_SIZE, save_tiny_target, tiny_tokenizer
 from tests.tiny import tiny_model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no lean forward")
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_a15_the_benchmark_shows_the_fallback(

@@ -64,6 +64,7 @@ def test_a18_swapped_strings_make_another_target(tmp_path: Path) -> None:
         load_drafter(folder, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "kept"), [(32000, None), (64, 64), (3, 3)])
 def test_a19_a_map_is_filled_up_with_unused_ids(
     tmp_path: Path, asked: int, kept: int | None

@@ -125,6 +125,7 @@ ROPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("kind", ROPES)
 def test_a42_scaled_rotation_reaches_the_loaded_drafter(

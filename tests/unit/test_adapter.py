@@ -60,6 +60,7 @@ def edited(folder: Path, place: Path, **changes: object) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -46,6 +46,7 @@ def check_settings(arguments: list[str]) -> None:
     load(TrainSettings, [find_config(file) for file in files], [*rest, *given])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_parse(block: Block) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

@@ -470,6 +470,7 @@ def overfitted(target: Target) -> tuple[EagleDrafter, list[list[int]], list[list
     return drafter, prompts, [o.ids for o in outputs]
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_accepted(
     overfitted: tuple[EagleDrafter, list[list[int]], list[list[int]]], target: Target
 ) -> None:

@@ -87,6 +87,7 @@ def eagle3(
     return norm(h, m["norm"], epsilon) @ m["lm_head"].T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [(), ("norm_before_residual",), ("tap_norm", "norm_output")],

@@ -26,6 +26,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target.load(save_tiny_target(place, num_hidden_layers=2, hidden_size=32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_reads_back_every_weight(kind: str, tmp_path: Path) -> None:
     # its reader of GGUF (5.24) leaves head_dim as the class of the kind has it

@@ -58,6 +58,7 @@ def mtp(target: Target, place: Path, **options: object) -> Path:
     return saved(target, place, "mtp", **{**whole, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 16])
 @pytest.mark.parametrize("make", [peagle, mtp])
 def test_round_trips_are_bit_exact(target: Target, tmp_path: Path, make, kept: int) -> None:

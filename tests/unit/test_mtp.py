@@ -207,6 +207,7 @@ def test_what_is_learned_is_accepted(modules: int, target: Target) -> None:
         assert sum(len(o.ids) - 1 for o in outputs) / sum(o.rounds for o in outputs) > least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("growth", [Chain(2), Chain(6), Static((2, 1, 2, 1, 2))], ids=str)
 @pytest.mark.parametrize("modules", [1, 3])
 def test_any_growth_is_served_losslessly(

@@ -169,6 +169,7 @@ def run(
     ).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "all")) for name in HF]
 )

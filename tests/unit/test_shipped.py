@@ -100,6 +100,7 @@ def ship(folder: Path, layout: str, modules: int = 1) -> MtpDrafter:
     return drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "modules"), [("deepseek", 1), ("deepseek", 2), ("mimo", 3), ("qwen", 1)]
 )

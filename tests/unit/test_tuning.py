@@ -61,6 +61,7 @@ def texts(count: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_smaller_tree_lies_in_the_largest(width: int) -> None:
     (largest,) = Largest(4, (width,)).trees()
