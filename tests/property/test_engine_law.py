@@ -154,6 +154,7 @@ FIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "growth"), FIXED)
 def test_fixed_drafts_emit_the_target_law(target: Target, name: str, growth: Growth) -> None:
     check(target, drafter_of(name, target, kept=3), growth, Warp(1.0), new=3)
@@ -194,6 +195,7 @@ def test_a_drawn_chain_emits_the_target_law() -> None:
     check(target, drafter_of("eagle", target, kept=2), Chain(1, "sampled"), Warp(1.0), new=3)
 
 
+@pytest.mark.slow
 def test_a_drawn_chain_that_stops_where_nothing_pays() -> None:
     target = small(3)
     growth = CostAware(2, 1, 2, "sampled").priced(PRICES)

@@ -59,6 +59,7 @@ NARROW = [(1,), (1, 1), (2,), (3,), (2, 1), (1, 2)]
 WIDE = [(2, 2), (3, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", [lossless, traversal])
 @pytest.mark.parametrize(
     ("branching", "distinct"),

@@ -93,6 +93,7 @@ def test_tokenizer_and_ends_come_from_the_base_where_the_folder_has_none(
     assert Target.load(own).tokenizer.chat_template is None
 
 
+@pytest.mark.slow
 def test_it_is_one_target_in_any_dtype_and_another_than_its_base(
     base: Path, folder: Path, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def tokens_of(decoder: Decoder, row: int, number: int) -> list[int]:
     return found.ids[len(PROMPTS[number]) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "warp", "growth"), SHAPES, ids=str)
 def test_rows_come_end_and_are_taken_out(
     name: str, warp: Warp, growth: Growth, target: Target

@@ -244,6 +244,7 @@ def test_contenders_take_turns_on_every_prompt(target: Target) -> None:
     assert orders == [[0, 1, 2, 0, 1, 2]] * 2
 
 
+@pytest.mark.slow
 def test_rows_decode_together_with_equal_outputs(target: Target) -> None:
     drafter = Known(plain(target, 13), lambda _: 2)
     settings = replace(QUICK, repeats=1)

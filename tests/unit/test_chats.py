@@ -237,6 +237,7 @@ def test_a_template_that_rewrites_the_past_splits_the_chat(tmp_path: Path) -> No
     assert [len(row["messages"]) for row in (first, second)] == [2, 4]
 
 
+@pytest.mark.slow
 def test_looping_answers_are_dropped() -> None:
     target = talker(ends=-9.0)
     source = Source(
@@ -332,6 +333,7 @@ def test_a_killed_run_goes_on_without_duplicates_or_loss(tmp_path: Path) -> None
     assert [r.ids.tolist() for r in records if r.ids is not None] == whole["ids"].to_pylist()
 
 
+@pytest.mark.slow
 def test_a_goal_in_tokens_takes_no_chat_too_many(tmp_path: Path) -> None:
     goal = Goal(tokens=60)
     manifest = fill(tmp_path, goal).finish(goal, {})

@@ -25,6 +25,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> Done:
     return run_script(name, *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_help_has_an_example_and_groups(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     told = plain(monkeypatch, name, "--help")

@@ -103,5 +103,6 @@ def test_files_are_listed() -> None:
     assert shown == real - hidden
 
 
+@pytest.mark.slow
 def test_every_module_is_listed() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m tests.files"

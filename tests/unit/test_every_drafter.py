@@ -107,6 +107,7 @@ def test_greedy_output_is_the_targets_own(
     assert [out.ids for out in outputs] == truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("growth", SAMPLED, ids=str)
 def test_a_row_is_what_it_is_alone(drafter: Drafter, growth: Growth, target: Target) -> None:
     """Sampled rows of unequal length, more than fit at once, under every growth."""

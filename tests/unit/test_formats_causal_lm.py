@@ -30,6 +30,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target.load(save_tiny_target(place, num_hidden_layers=3, hidden_size=32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_computes_what_the_drafter_does(
     kind: str, target: Target, tmp_path: Path

@@ -35,6 +35,7 @@ def after(target: Target, texts: list[list[int]]) -> list[Tensor]:
     return [out.logits[0] for out in outs if out is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rows", [[1], [0, 2], [0, 1, 2]])
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [1, 3, 2], [2, 4, 4]])

@@ -33,6 +33,7 @@ def make(target: Target, **options: object) -> PeagleDrafter:
     return away(PeagleDrafter, target, 0.02, **{"layers": 2, "unroll": DEPTHS, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [512, 4])
 @pytest.mark.parametrize(
     "options", [{}, {"draft_vocab_size": 48, "tap_norm": True, "qk_norm": True}], ids=str

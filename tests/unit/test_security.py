@@ -37,6 +37,7 @@ def test_code_of_a_folder_is_announced_before_it_runs(tmp_path: Path) -> None:
         Target.load(folder, trust_remote_code=True)
 
 
+@pytest.mark.slow
 def test_nothing_is_unpickled_evaluated_or_given_to_a_shell() -> None:
     assert FILES
     found = {str(file): forbidden(file.read_text(encoding="utf-8")) for file in FILES}

@@ -38,6 +38,7 @@ def direct(
     return target.forward(torch.tensor(tokens), placement, cache, Features())[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize("length", [3, 7, 18])

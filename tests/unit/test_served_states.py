@@ -84,6 +84,7 @@ def served_by(engine: Stand, target: Target, layers: tuple[int, ...]) -> ServedS
     return ServedStates(lambda: engine, target, layers, torch.float32, 256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [("eagle", {"taps": [1, 3, 5]}), ("medusa", {})])
 @pytest.mark.parametrize("packed", [False, True], ids=["apart", "packed"])
 def test_losses_are_those_of_our_own_states(

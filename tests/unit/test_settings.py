@@ -135,6 +135,7 @@ def test_missing_file_and_missing_value(tmp_path: Path) -> None:
         load(Schema)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     lr=st.floats(-LARGEST, LARGEST),

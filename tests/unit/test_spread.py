@@ -55,6 +55,7 @@ def test_a_layer_on_the_disk_changes_nothing(folder: Path) -> None:
     assert [o.ids for o in outputs[0]] == [o.ids for o in outputs[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
 def test_all_layers_on_the_disk_are_read_when_they_are_asked_for(
     family: str, tmp_path: Path

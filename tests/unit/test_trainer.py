@@ -100,6 +100,7 @@ def stop_after(trainer: Trainer, steps: int) -> None:
     trainer.run = replace(trainer.run, tick=tick)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["medusa", pytest.param("eagle", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a31_a32_a_stopped_run_goes_on_as_if_it_had_not(
