@@ -146,7 +146,7 @@ class ReferenceModel:
         """One mask, or one a kind of layer where the model mixes them."""
         if len(masks) == 1:
             return next(iter(masks.values()))
-        kinds = self.model.config.layer_types
+        kinds = self.model.config.get_text_config().layer_types
         return {kind: masks[window] for kind, window in zip(kinds, self.windows, strict=True)}
 
     def _run(

@@ -66,8 +66,8 @@ def truth(target: Target) -> list[list[int]]:
     return [out.ids for out in generate(target, plain, PROMPTS, max_new_tokens=16)]
 
 
-def make(name: str, target: Target) -> Drafter:
-    torch.manual_seed(5)
+def make(name: str, target: Target, seed: int = 5) -> Drafter:
+    torch.manual_seed(seed)
     options = dict(OPTIONS.get(name, {}))
     if name == "draft_model":
         options["model"] = Target(tiny_model(seed=9, num_hidden_layers=2), name="small")
@@ -97,6 +97,22 @@ def neural(request: pytest.FixtureRequest, target: Target) -> NeuralDrafter:
     drafter = make(request.param, target)
     assert isinstance(drafter, NeuralDrafter)
     return drafter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_fifty_targets_decode_greedily_what_they_are(name: str) -> None:
+    """Another target, other weights of the drafter and another text every time, in trees."""
+    for seed in range(50):
+        target = lettered(seed)
+        drafter = make(name, target, seed)
+        plain = build_drafter("none", {}, target.shape)
+        prompt = torch.randint(128, (1 + seed,), generator=torch.Generator().manual_seed(seed))
+        texts = [
+            generate(target, one, [prompt.tolist()], growth=GROWTHS[1 + seed % 2], max_new_tokens=8)
+            for one in (plain, drafter)
+        ]
+        assert texts[0][0].ids == texts[1][0].ids, seed
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)
