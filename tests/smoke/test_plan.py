@@ -44,7 +44,7 @@ def test_typed_numbers_as_json() -> None:
         ([], "error: give --alpha with --c or --overhead, or --benchmark, and not both"),
         (["--alpha", "2"], "error: alpha is 2.0: give a share from 0 to 1"),
         (["--alpha", ".5", "--gamma", "40"], "error: gamma is 40: acceptance is known for 1 to 32"),
-        (["--benchmark", "nowhere"], "error: nowhere cannot be read"),
+        (["--benchmark", "nowhere"], "error: nowhere is no benchmark.json (nowhere cannot be read"),
         (["--benchmark", "nowhere", "--c", "1"], "error: --benchmark has costs: leave out --c"),
     ],
 )
