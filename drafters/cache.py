@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.errors import UserError
+from drafters.masks import ChainMasks
 from drafters.native import kernels
-from drafters.placement import Block, ChainMasks, Placement, place
+from drafters.placement import Block, Placement, place
 from drafters.structs import Reads
 
 _FEW = 16  # new tokens a row, beyond which torch is as fast

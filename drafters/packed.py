@@ -99,9 +99,10 @@ class PackedLayer:
         Returns:
             [M, D] hidden states after the layer.
         """
-        if isinstance(attend, CacheAttention):
-            reads, own = attend.reads(self.heads), kernels(x.dtype, x.device.type)
-            if reads is not None and own is not None and len(x) <= self.qkv.most_tokens:
+        own = self.qkv.kernels
+        if own and isinstance(attend, CacheAttention) and len(x) <= self.qkv.most_tokens:
+            reads = attend.reads(self.heads)
+            if reads is not None:
                 return self._at_once(own, reads, x, rotary, attend, embedding)
         hidden = x if self.input_norm is None else self.input_norm(x)
         residual = hidden if self.normed_residual else x

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafters.masks import ChainMasks, additive
 from drafters.structs import Reads, reads
 from drafters.tree import causal
-
-_ROUND = 64  # new tokens of a row in a round at most: masks of wider chains are not kept
 
 
 @dataclass(frozen=True)
@@ -35,46 +34,6 @@ class Block:
 def causal_block(length: int) -> Block:
     """Return the block of a row's next `length` tokens, each seeing those before it."""
     return Block(torch.arange(length), causal(length))
-
-
-class ChainMasks:
-    """Masks of a chain in a single row: views of one mask a width, since only the length differs.
-
-    Args:
-        capacity: columns a row can hold.
-        device: of the masks.
-    """
-
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        """Start without masks."""
-        self.capacity, self.device = capacity, device
-        self.columns = torch.arange(capacity, device=device)
-        self._whole: dict[tuple[int, int | None, int, torch.dtype], Tensor] = {}
-
-    def mask(
-        self, width: int, span: int, window: int | None, groups: int, dtype: torch.dtype
-    ) -> Tensor | None:
-        """Return the additive mask [1, 1, groups * width, span] of the last `width` columns."""
-        if window is not None and span <= window:
-            window = None
-        if width == 1 and window is None:
-            return None
-        if width > _ROUND:
-            return self._build(width, span, window, groups, dtype)
-        key = (width, window, groups, dtype)
-        if key not in self._whole:
-            self._whole[key] = self._build(width, self.capacity, window, groups, dtype)
-        return self._whole[key][..., self.capacity - span :]
-
-    def _build(
-        self, width: int, span: int, window: int | None, groups: int, dtype: torch.dtype
-    ) -> Tensor:
-        query = torch.arange(span - width, span, device=self.device)[:, None]
-        ahead = torch.arange(span, device=self.device) - query
-        hidden = ahead > 0
-        if window is not None:
-            hidden |= ahead <= -window
-        return additive(hidden[None], groups, dtype)
 
 
 @dataclass
@@ -239,16 +198,6 @@ class Placement:
         """Take the M real entries out of [rows, width, ...]."""
         flat = grid.reshape(-1, *grid.shape[2:])
         return flat if self.grid is None else flat[self.grid]
-
-
-def additive(hidden: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores, [rows, 1, groups * width, span]; hidden [rows, width, span].
-
-    The least finite number, not -inf: a row that sees nothing stays finite.
-    """
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-    mask.masked_fill_(hidden, torch.finfo(dtype).min)
-    return mask.repeat(1, groups, 1)[:, None]
 
 
 def place(

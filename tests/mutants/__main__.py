@@ -19,6 +19,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "drafters/laws.py": ("property/exact_laws", "unit/laws"),
     "drafters/tree.py": ("unit/tree", "unit/growth"),
     "drafters/cache.py": ("unit/attention", "unit/cache"),
+    "drafters/masks.py": ("unit/attention", "unit/cache", "unit/frontier", "unit/placement"),
     "drafters/placement.py": ("unit/attention", "unit/cache", "unit/frontier", "unit/placement"),
     "drafters/sampling.py": ("unit/growth", "unit/rules", "unit/sampling"),
 }

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from drafters.cache import KVCache
-from drafters.placement import _ROUND, Block, ChainMasks, Placement, additive, causal_block
+from drafters.masks import _ROUND, ChainMasks, additive
+from drafters.placement import Block, Placement, causal_block
 from drafters.tree import TokenTree
 
 CAPACITY = 96
