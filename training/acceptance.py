@@ -9,7 +9,7 @@ from drafters.target import Target
 from inference import Output, generate
 from inference.modes import LOSSY, shown
 from inference.spec import Spec
-from inference.stats import Acceptance, Round, acceptance
+from inference.stats import Acceptance, Round, Work, acceptance, rate
 from training.examples import Example
 from training.options import EvaluateSettings
 
@@ -56,10 +56,15 @@ def measure(
     settings: EvaluateSettings,
     seed: int,
     see: Callable[[Output], None] = lambda _: None,
-) -> Acceptance:
-    """Decode the prompts at every temperature and count; `see` gets every output."""
+) -> dict[str, float]:
+    """Decode the prompts at every temperature and count; `see` gets every output.
+
+    Returns:
+        Metrics by name (tracking.py).
+    """
     spec = spec_of(settings.shape)
     rounds: list[Round] = []
+    taus: dict[str, float] = {}
     for temperature in settings.temperatures:
         outputs = generate(
             target,
@@ -71,10 +76,31 @@ def measure(
             temperature=temperature,
             seed=seed,
         )
+        of_prompts = [_rounds(output) for output in outputs]
+        rounds += [one for of_prompt in of_prompts for one in of_prompt]
+        taus |= _tau(f"tau/{temperature:g}", of_prompts)
         for output in outputs:
-            rounds += _rounds(output)
             see(output)
-    return acceptance(rounds)
+    return by_name(acceptance(rounds)) | taus
+
+
+def by_name(found: Acceptance) -> dict[str, float]:
+    """Return tau, and alpha and survival by depth, by name."""
+    metrics = {"tau": found.tau or 0.0}
+    for name, shares in (("alpha", found.alpha_by_depth), ("survival", found.survival_by_depth)):
+        metrics |= {f"{name}/{depth}": share for depth, share in enumerate(shares, start=1)}
+    return metrics
+
+
+def _tau(name: str, of_prompts: Sequence[Sequence[Round]]) -> dict[str, float]:
+    """Return tau at one temperature, and the ends of its interval over prompts if it has one."""
+    found = rate([Work(sum(r.emitted for r in one), len(one)) for one in of_prompts])
+    if found.value is None:
+        return {}
+    metrics = {name: found.value}
+    if found.interval is not None:
+        metrics[f"{name}/low"], metrics[f"{name}/high"] = found.interval
+    return metrics
 
 
 def _rounds(output: Output) -> list[Round]:

@@ -2,6 +2,7 @@
 
 import math
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -65,7 +66,17 @@ def line(step: int, share: float, metrics: dict[str, float]) -> str:
         parts.append(f"of the target with the frozen one {metrics['target_agreement']:.3f}")
     if "tau" in metrics:
         parts.append(f"tau {metrics['tau']:.3f}")
+    for name in (key.removesuffix("/low") for key in metrics if key.endswith("/low")):
+        ends = f"[{metrics[f'{name}/low']:.2f}, {metrics[f'{name}/high']:.2f}]"
+        parts.append(f"at T={name.removeprefix('tau/')} {metrics[name]:.3f} {ends}")
     return ", ".join(parts)
+
+
+def memory_held(device: torch.device) -> float:
+    """Return GiB that this process holds, on an accelerator the most it has held there so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return psutil.Process().memory_info().rss / 2**30
 
 
 @torch.no_grad()

@@ -107,7 +107,7 @@ def _run(parts: Parts) -> tuple[int | None, int]:
     """
     objective, settings = parts.objective, parts.settings
 
-    def measured(drafter: NeuralDrafter) -> acceptance.Acceptance:
+    def measured(drafter: NeuralDrafter) -> dict[str, float]:
         seen: list[Output] = []
         found = acceptance.measure(
             served_by(drafter, objective.target),

@@ -3,10 +3,12 @@
 Fixed names. Held-out chats: `loss` (nats a prediction), `agreement/D` (most likely token equals the
 target's), `overlap/D` (sum of min(p, q) at temperature 1), teacher-forced; `target_agreement` and
 `target_overlap`, the same of a target that learns along against the frozen one. The engine on
-held-out prompts: `tau`, `alpha/D` (accepted / attempted at depth D). Training: `train/loss`,
-`train/agreement/D`, `learning_rate`, `tokens_per_second`, `skipped_steps`, `epoch`. Tables:
-`samples` (texts, accepted drafts in brackets) at every evaluation, `benchmark` at the end where it
-is asked for.
+held-out prompts: `tau`, `alpha/D` (accepted / attempted at depth D), `survival/D` (rounds that
+accepted depth D), all temperatures together; `tau/T` at temperature T, with `tau/T/low` and
+`tau/T/high`, a 95% interval over prompts. Training: `train/loss`, `train/agreement/D`,
+`learning_rate`, `tokens_per_second`, `skipped_steps`, `epoch`, `memory` (GiB). Tables: `samples`
+(texts, accepted drafts in brackets) at every evaluation, `benchmark` at the end where it is asked
+for.
 """
 
 import json

@@ -7,7 +7,7 @@ weight over all of them, so that no prediction's say depends on where it landed.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,12 @@ from drafters.losses import LossSums
 from drafters.rounding import rounded
 from drafters.target import Target
 from inference.machine import versions
-from inference.stats import Acceptance
 from training.adapters import merged
 from training.batches import order_of
 from training.calibrate import calibrate
 from training.features import Lessons
 from training.joint import publish
-from training.metrics import Window, held_out_metrics, line
+from training.metrics import Window, held_out_metrics, line, memory_held
 from training.mishaps import Mishaps
 from training.objective import Objective
 from training.on_policy import OnPolicy
@@ -51,7 +50,8 @@ class Run:
         objective: drafter and loss, on its device.
         lessons: to learn from.
         held_out: lessons that are only measured on.
-        measure: decodes held-out prompts with the drafter; None: tau is not measured.
+        measure: decodes held-out prompts with the drafter and returns metrics by name, tau among
+            them; None: tau is not measured.
         identity: what a resumed run must share with the one it goes on with.
         say: gets one line for a person.
         tick: gets the share of the run that is done, after every step.
@@ -60,7 +60,7 @@ class Run:
     objective: Objective
     lessons: Lessons
     held_out: Lessons
-    measure: Callable[[NeuralDrafter], Acceptance] | None
+    measure: Callable[[NeuralDrafter], Mapping[str, float]] | None
     identity: dict[str, Any]
     say: Callable[[str], None] = lambda _: None
     tick: Callable[[float], None] = lambda _: None
@@ -196,7 +196,8 @@ class Trainer:
             with rounded(published, self._published_dtype):
                 calibrate(objective, self.run.held_out)
                 metrics = held_out_metrics(objective, self.run.held_out)
-                metrics |= self._acceptance(published)
+                if self.run.measure is not None:
+                    metrics |= self.run.measure(published)
                 self._publish_best(published, metrics)
             objective.drafter = drafter
             drafter.train(trained)
@@ -278,6 +279,7 @@ class Trainer:
         metrics = self.window.read() | {
             "skipped_steps": self.progress.skipped,
             "epoch": self.progress.step / self.steps_an_epoch,
+            "memory": memory_held(self.accelerator.device),
         }
         self.accelerator.log(metrics, step=self.progress.step)
 
@@ -299,14 +301,6 @@ class Trainer:
         # a share such as 3/10 times 10 falls short of 3 in floating point
         evaluations, saves = (math.floor(share * count + 1e-9) for count in times)
         return evaluations, saves
-
-    def _acceptance(self, drafter: NeuralDrafter) -> dict[str, float]:
-        """Return tau and alpha by depth of the real engine."""
-        if self.run.measure is None:
-            return {}
-        found = self.run.measure(drafter)
-        alphas = {f"alpha/{d}": a for d, a in enumerate(found.alpha_by_depth, start=1)}
-        return {"tau": found.tau or 0.0} | alphas
 
     def _publish_best(self, drafter: NeuralDrafter, metrics: dict[str, float]) -> None:
         """Publish as `best` what has the highest tau; without tau, what agrees most."""

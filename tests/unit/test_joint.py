@@ -20,7 +20,6 @@ from drafters.losses import LossSettings
 from drafters.methods.none import NoDrafter
 from drafters.target import Target
 from inference import generate
-from inference.stats import Acceptance, Round, acceptance
 from tests.folders import save_tiny_target
 from tests.neural import batch_of
 from tests.tiny import prompts_of, tiny_target
@@ -154,9 +153,9 @@ def test_what_is_published_decides_with_its_adapter(base: Path, tmp_path: Path) 
     target = Target.load(base)
     measured: list[Fingerprint] = []
 
-    def measure(drafter: NeuralDrafter) -> Acceptance:
+    def measure(drafter: NeuralDrafter) -> dict[str, float]:
         measured.append(Fingerprint.of(served_by(drafter, target)))
-        return acceptance([Round(1, 1, 1, 2)])
+        return {"tau": 2.0}
 
     settings = settings_of(tmp_path, adapter=SETTINGS, evaluate=EvaluateSettings(times=1))
     trainer_of(target, settings, measure=measure).train()

@@ -185,16 +185,28 @@ def test_a_batch_that_does_not_fit_says_what_it_needs(target: Target) -> None:
 
 def test_acceptance_counts_what_the_engine_emits(target: Target) -> None:
     drafter = drafter_of(target, heads=2).eval()
-    settings = EvaluateSettings(new_tokens=9, shape="growth=chain,gamma=2")
+    settings = EvaluateSettings(new_tokens=9, shape="growth=chain,gamma=2", temperatures=[0.0, 0.7])
     prompts = random_prompts(4, 7, 5)
     found = acceptance.measure(target, drafter, prompts, settings, seed=0)
-    outputs = generate(
-        target, drafter, prompts, growth=acceptance.growth_of(settings.shape), max_new_tokens=9
-    )
-    assert found.rounds == sum(output.rounds for output in outputs)
-    assert found.tokens == 3 * 8
-    assert found.tau == pytest.approx(24 / found.rounds)
-    assert len(found.alpha_by_depth) <= 2
+    counts: list[int] = []
+    for temperature in settings.temperatures:
+        outputs = generate(
+            target,
+            drafter,
+            prompts,
+            growth=acceptance.growth_of(settings.shape),
+            verify=acceptance.spec_of(settings.shape).verify,
+            max_new_tokens=9,
+            temperature=temperature,
+            seed=0,
+        )
+        counts.append(sum(output.rounds for output in outputs))
+        name = f"tau/{temperature:g}"
+        assert found[name] == pytest.approx(24 / counts[-1])
+        assert found[f"{name}/low"] <= found[name] <= found[f"{name}/high"]
+    assert found["tau"] == pytest.approx(48 / sum(counts))
+    assert 0 < found["survival/1"] <= found["alpha/1"]  # a last round has no room to draft
+    assert "alpha/3" not in found
 
 
 def test_a_growth_is_named_and_known() -> None:

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 
 from drafters.errors import UserError
 from drafters.target import Target
-from inference.stats import Acceptance, Round, acceptance
 from tests.tiny import tiny_target
 from tests.unit.test_trainer import settings_of, stop_after, trainer_of
 from training import replicas
@@ -51,8 +50,8 @@ def files(folder: Path) -> dict[str, torch.Tensor]:
 def test_shares_learn_what_the_whole_learns(
     tmp_path: Path, target: Target, shares: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def measure(_: object) -> Acceptance:
-        return acceptance([Round(1, 4, 4, 2)])
+    def measure(_: object) -> dict[str, float]:
+        return {"tau": 2.0}
 
     def trained(folder: str, steps: int = 8, **more: object) -> Trainer:
         settings = settings_of(tmp_path / folder, evaluate=EvaluateSettings(times=2), **more)

@@ -19,9 +19,10 @@ from drafters.errors import UserError
 from drafters.losses import LossSettings
 from drafters.rounding import rounded
 from drafters.target import Target
-from inference.stats import Acceptance, Round, acceptance
+from inference.stats import Round, acceptance
 from tests.tiny import tiny_target
 from tests.unit.test_objective import drafter_of, examples_of, lessons_of
+from training.acceptance import by_name
 from training.adapters import add_adapters
 from training.batches import order_of
 from training.examples import Example
@@ -64,7 +65,7 @@ def trainer_of(
     *,
     name: str = "medusa",
     examples: list[Example] | None = None,
-    measure: Callable[[NeuralDrafter], Acceptance] | None = None,
+    measure: Callable[[NeuralDrafter], dict[str, float]] | None = None,
     accelerator: Accelerator | None = None,
     identity: dict[str, object] | None = None,
 ) -> Trainer:
@@ -169,11 +170,11 @@ def test_a35_milestones_count_optimizer_steps_and_leave_training_on(
     )
     events: list[str] = []
 
-    def measure(drafter: NeuralDrafter) -> Acceptance:
+    def measure(drafter: NeuralDrafter) -> dict[str, float]:
         assert not drafter.training
         assert not target.model.training
         events.append(f"evaluate {trainer.progress.step}")
-        return acceptance([Round(1, 1, 1, 2)])
+        return {"tau": 2.0}
 
     trainer = trainer_of(target, settings, measure=measure)
     save = trainer.save
@@ -204,10 +205,9 @@ def test_a36_the_best_drafter_by_tau_is_published_and_loads(tmp_path: Path, targ
     taus = iter((1.5, 2.0, 1.0, 2.0))
     published: list[dict[str, torch.Tensor]] = []
 
-    def measure(drafter: NeuralDrafter) -> Acceptance:
+    def measure(drafter: NeuralDrafter) -> dict[str, float]:
         published.append(weights(drafter))
-        tau = next(taus)
-        return acceptance([Round(int(2 * tau) - 2, 4, 4, int(2 * tau)), Round(0, 0, 0, 0)])
+        return {"tau": next(taus)}
 
     settings = settings_of(tmp_path, evaluate=EvaluateSettings(times=4))
     trainer = trainer_of(target, settings, measure=measure)
@@ -314,19 +314,20 @@ def test_a27_a_batch_without_a_supervised_token_is_skipped_and_counted(
 
 def test_metrics_have_their_fixed_names(tmp_path: Path, target: Target) -> None:
     settings = settings_of(tmp_path, evaluate=EvaluateSettings(times=2))
-    trainer = trainer_of(
-        target, settings, measure=lambda _: acceptance([Round(1, 2, 4, 2), Round(2, 2, 4, 3)])
-    )
+    found = by_name(acceptance([Round(1, 2, 4, 2), Round(2, 2, 4, 3)]))
+    trainer = trainer_of(target, settings, measure=lambda _: found)
     lines: list[dict[str, float]] = []
     trainer.accelerator.log = lambda values, step: lines.append({"step": step, **values})  # type: ignore[method-assign]
     trainer.train()
     by_depth = {f"{kind}/{d}" for kind in ("agreement", "overlap") for d in (1, 2, 3, 4)}
-    measured = {"step", "loss", "tau", "alpha/1", "alpha/2"} | by_depth
+    accepted = {f"{kind}/{d}" for kind in ("alpha", "survival") for d in (1, 2)}
+    measured = {"step", "loss", "tau"} | accepted | by_depth
     trained = {f"train/agreement/{d}" for d in (1, 2, 3, 4)} | {"train/loss", "step", "epoch"}
-    trained |= {"learning_rate", "tokens_per_second", "skipped_steps"}
+    trained |= {"learning_rate", "tokens_per_second", "skipped_steps", "memory"}
     assert [set(line) for line in lines] == [measured, trained, measured]
     assert lines[0]["tau"] == 2.5
-    assert lines[0]["alpha/2"] == 0.5
+    assert lines[0]["alpha/2"] == lines[0]["survival/2"] == 0.5
+    assert 0.05 < lines[1]["memory"] < 32
 
 
 def test_a_time_budget_ends_the_run(tmp_path: Path, target: Target) -> None:
