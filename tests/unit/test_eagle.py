@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 import drafters.session
 from drafters.base import Batch
@@ -24,7 +23,17 @@ from drafters.target import Target
 from drafters.tree import TokenTree
 from inference import generate
 from tests.forced import Forced, by_slot
-from tests.neural import away, batch_of, commits_of, randoms
+from tests.neural import (
+    away,
+    batch_of,
+    check_accepted,
+    check_documents_do_not_see_each_other,
+    check_every_label_is_predicted_once,
+    check_later_tokens_change_nothing,
+    commits_of,
+    learn,
+    randoms,
+)
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 UNROLL = 4
@@ -77,20 +86,7 @@ def test_training_steps_equal_decoding_steps(name: str) -> None:
 
 
 def test_predictions_cover_every_supervised_label_once(target: Target) -> None:
-    drafter = make(target)
-    ids = torch.tensor(prompts_of(10, 10))
-    document = torch.tensor([[0] * 10, [1] * 4 + [2] * 5 + [-1]])
-    batch = batch_of(target, drafter, ids, document)
-    batch.label_mask[0, :6] = False
-    for step, prediction in enumerate(drafter.predict(batch, target)):
-        expected = [
-            row * 10 + slot
-            for row in range(2)
-            for slot in range(10 - step - 2)
-            if document[row, slot] == document[row, slot + step + 2]
-            and batch.label_mask[row, slot + step + 2]
-        ]
-        assert prediction.group.tolist() == expected
+    check_every_label_is_predicted_once(target, make(target))
 
 
 def test_a_batch_without_labels_predicts_nothing(target: Target) -> None:
@@ -103,36 +99,11 @@ def test_a_batch_without_labels_predicts_nothing(target: Target) -> None:
 
 
 def test_later_tokens_change_nothing(target: Target) -> None:
-    """Slot t at step j depends on tokens up to t + 1 + j alone, and on that one too."""
-    drafter = make(target)
-    ids = torch.tensor(prompts_of(14))
-    batch = batch_of(target, drafter, ids)
-    before = by_slot(drafter.predict(batch, target))
-    cut = 8
-    changed = ids.clone()
-    changed[0, cut:] = (changed[0, cut:] + 1) % 128
-    # features as they were, so that only the drafter's own reading of tokens is seen
-    other = Batch(changed, *list(asdict(batch).values())[1:])
-    after = by_slot(drafter.predict(other, target))
-    for (step, slot), logits in before.items():
-        same = torch.allclose(logits, after[step, slot], atol=1e-5)
-        assert same == (slot + 1 + step < cut), (step, slot)
+    check_later_tokens_change_nothing(target, make(target))
 
 
 def test_packed_documents_do_not_see_each_other(target: Target) -> None:
-    drafter = make(target)
-    first, second = prompts_of(9, 7)
-    ids = torch.tensor([first + second])
-    document = torch.tensor([[0] * 9 + [1] * 7])
-    packed = by_slot(drafter.predict(batch_of(target, drafter, ids, document), target))
-    alone = [
-        by_slot(drafter.predict(batch_of(target, drafter, torch.tensor([text])), target))
-        for text in (first, second)
-    ]
-    assert len(packed) == len(alone[0]) + len(alone[1])
-    for (step, slot), logits in packed.items():
-        expected = alone[0][step, slot] if slot < 9 else alone[1][step, slot - 9]
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    check_documents_do_not_see_each_other(target, make(target))
 
 
 def test_padding_changes_nothing(target: Target) -> None:
@@ -442,23 +413,6 @@ def test_autocast_stays_close_and_quiet(target: Target) -> None:
         assert (close[key] - logits).abs().max() < 0.03 * logits.abs().max()
 
 
-def train(drafter: EagleDrafter, target: Target, ids: Tensor, steps: int) -> None:
-    """Overfit a drafter to texts."""
-    batch = batch_of(target, drafter, ids)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3, weight_decay=0.0)
-    drafter.train()
-    for _ in range(steps):
-        loss = torch.zeros(())
-        for prediction in drafter.predict(batch, target):
-            label = ids.flatten()[prediction.positions + 1]
-            logits = prediction.logits(slice(0, len(label)))
-            loss = loss + torch.nn.functional.cross_entropy(logits, label)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    drafter.eval()
-
-
 @pytest.fixture(scope="module")
 def overfitted(target: Target) -> tuple[EagleDrafter, list[list[int]], list[list[int]]]:
     """A drafter that knows most of two greedy texts, with prompts and texts."""
@@ -466,7 +420,7 @@ def overfitted(target: Target) -> tuple[EagleDrafter, list[list[int]], list[list
     outputs = generate(target, NoDrafter(), prompts, max_new_tokens=40)
     drafter = make(target)
     texts = [prompt + output.ids for prompt, output in zip(prompts, outputs, strict=True)]
-    train(drafter, target, torch.tensor(texts), 20)
+    learn(drafter, target, batch_of(target, drafter, torch.tensor(texts)), 20, 3e-3)
     return drafter, prompts, [o.ids for o in outputs]
 
 
@@ -476,9 +430,7 @@ def test_what_is_learned_is_accepted(
 ) -> None:
     drafter, prompts, texts = overfitted
     for growth, least in ((Chain(3), 2.5), (Dynamic(8, 3, 3), 2.6)):
-        outputs = generate(target, drafter, prompts, growth=growth, max_new_tokens=40)
-        assert [o.ids for o in outputs] == texts
-        assert sum(len(o.ids) - 1 for o in outputs) / sum(o.rounds for o in outputs) > least
+        check_accepted(target, drafter, prompts, texts, growth, least)
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
@@ -509,7 +461,7 @@ def test_a41_heads_need_not_fill_the_hidden_width(tmp_path: Path) -> None:
     target = tiny_target("qwen3", num_hidden_layers=8, head_dim=32, hidden_size=64)
     drafter = make(target, qk_norm=True, draft_vocab_size=0)
     before = drafter.head.weight.detach().clone()
-    train(drafter, target, torch.tensor(prompts_of(12)), 2)
+    learn(drafter, target, batch_of(target, drafter, torch.tensor(prompts_of(12))), 2, 3e-3)
     assert not torch.equal(before, drafter.head.weight)
     again = load_drafter(save_drafter(drafter, tmp_path / "d", target), target)
     plain, drafted = (

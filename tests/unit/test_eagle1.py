@@ -1,6 +1,5 @@
 """EAGLE-1: it imitates the target's last states, and the target's own head reads them."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from drafters.target import Target
 from drafters.teacher import Teacher
 from inference import generate
 from tests.forced import Forced, by_slot
-from tests.neural import away, batch_of, commits_of
+from tests.neural import away, batch_of, check_later_tokens_change_nothing, commits_of
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 UNROLL = 3
@@ -95,19 +94,7 @@ def test_the_embedding_comes_first_and_no_norm_lies_in_between(target: Target) -
 
 
 def test_later_tokens_change_nothing(target: Target) -> None:
-    """Slot t at step j reads tokens up to t + 1 + j alone, and that one too."""
-    drafter = make(target, unroll=UNROLL)
-    ids = torch.tensor(prompts_of(12))
-    batch = batch_of(target, drafter, ids)
-    before = by_slot(drafter.predict(batch, target))
-    cut = 7
-    changed = ids.clone()
-    changed[0, cut:] = (changed[0, cut:] + 1) % 128
-    other = Batch(changed, *list(asdict(batch).values())[1:])
-    after = by_slot(drafter.predict(other, target))
-    for (step, slot), logits in before.items():
-        same = torch.allclose(logits, after[step, slot], atol=1e-5)
-        assert same == (slot + 1 + step < cut), (step, slot)
+    check_later_tokens_change_nothing(target, make(target, unroll=UNROLL))
 
 
 def test_an_oracle_reaches_zero_loss(target: Target) -> None:

@@ -16,7 +16,7 @@ from drafters.methods.none import NoDrafter
 from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference import generate
-from tests.neural import away, batch_of
+from tests.neural import away, batch_of, check_accepted, learn
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 
@@ -111,14 +111,7 @@ def test_a_copy_task_is_learned_at_every_depth(target: Target) -> None:
     drafter = make(target, heads=3, shared_head=False)
     ids = (torch.arange(30) % 7)[None]
     batch = batch_of(target, drafter, ids)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(60):
-        optimizer.zero_grad()
-        for prediction in drafter.predict(batch, target):
-            label = ids[0][prediction.positions + 1]
-            logits = prediction.logits(slice(0, len(label)))
-            torch.nn.functional.cross_entropy(logits, label).backward()
-        optimizer.step()
+    learn(drafter, target, batch, 60, 1e-2)
     for head, prediction in enumerate(drafter.predict(batch, target)):
         guess = prediction.logits(slice(0, 99)).argmax(-1)
         assert torch.equal(guess, (torch.arange(30 - head - 2) + head + 2) % 7)
@@ -129,19 +122,9 @@ def test_what_is_learned_is_accepted_after_a_reload(target: Target, tmp_path: Pa
     texts = [o.ids for o in generate(target, NoDrafter(), prompts, max_new_tokens=30)]
     drafter = make(target, heads=3)
     ids = torch.tensor([p + t for p, t in zip(prompts, texts, strict=True)])
-    batch = batch_of(target, drafter, ids)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(40):
-        optimizer.zero_grad()
-        for prediction in drafter.predict(batch, target):
-            label = ids.flatten()[prediction.positions + 1]
-            logits = prediction.logits(slice(0, len(label)))
-            torch.nn.functional.cross_entropy(logits, label).backward()
-        optimizer.step()
+    learn(drafter, target, batch_of(target, drafter, ids), 40, 1e-2)
     again = load_drafter(save_drafter(drafter, tmp_path / "d", target), target)
-    outputs = generate(target, again, prompts, growth=Chain(3), max_new_tokens=30)
-    assert [o.ids for o in outputs] == texts
-    assert sum(len(o.ids) - 1 for o in outputs) / sum(o.rounds for o in outputs) > 3
+    check_accepted(target, again, prompts, texts, Chain(3), 3)
 
 
 def test_more_levels_than_heads_are_refused(target: Target) -> None:

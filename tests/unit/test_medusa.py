@@ -15,7 +15,7 @@ from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
 from inference import generate
-from tests.neural import away, batch_of, commits_of
+from tests.neural import away, batch_of, check_accepted, commits_of, learn
 from tests.tiny import prompts_of, tiny_target
 
 
@@ -70,14 +70,7 @@ def test_a_copy_task_is_learned_at_every_depth(target: Target) -> None:
     drafter = make(target, heads=3, shared_head=False)
     ids = (torch.arange(30) % 7)[None]
     batch = batch_of(target, drafter, ids)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(60):
-        optimizer.zero_grad()
-        for prediction in drafter.predict(batch, target):
-            label = ids[0][prediction.positions + 1]
-            logits = prediction.logits(slice(0, len(label)))
-            torch.nn.functional.cross_entropy(logits, label).backward()
-        optimizer.step()
+    learn(drafter, target, batch, 60, 1e-2)
     for head in range(3):
         known = 30 - head - 2  # later slots have no label
         guess = drafter.logits(head, batch.last[0, :known]).argmax(-1)
@@ -186,19 +179,9 @@ def test_what_is_learned_is_accepted_after_a_reload(target: Target, tmp_path: Pa
     texts = [o.ids for o in generate(target, NoDrafter(), prompts, max_new_tokens=30)]
     drafter = make(target, heads=3)
     ids = torch.tensor([p + t for p, t in zip(prompts, texts, strict=True)])
-    batch = batch_of(target, drafter, ids)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(40):
-        optimizer.zero_grad()
-        for prediction in drafter.predict(batch, target):
-            label = ids.flatten()[prediction.positions + 1]
-            logits = prediction.logits(slice(0, len(label)))
-            torch.nn.functional.cross_entropy(logits, label).backward()
-        optimizer.step()
+    learn(drafter, target, batch_of(target, drafter, ids), 40, 1e-2)
     again = load_drafter(save_drafter(drafter, tmp_path / "d", target), target)
-    outputs = generate(target, again, prompts, growth=Chain(3), max_new_tokens=30)
-    assert [o.ids for o in outputs] == texts
-    assert sum(len(o.ids) - 1 for o in outputs) / sum(o.rounds for o in outputs) > 3
+    check_accepted(target, again, prompts, texts, Chain(3), 3)
 
 
 def test_the_defaults_are_documented() -> None:

@@ -23,7 +23,14 @@ from drafters.teacher import Teacher
 from drafters.tree import TokenTree
 from inference import generate
 from tests.forced import Forced, by_slot
-from tests.neural import away, batch_of, randoms
+from tests.neural import (
+    away,
+    batch_of,
+    check_accepted,
+    check_every_label_is_predicted_once,
+    learn,
+    randoms,
+)
 from tests.tiny import prompts_of, tiny_model, tiny_target
 from training.options import TrainSettings
 
@@ -118,21 +125,7 @@ def test_a_step_reads_the_token_it_follows_and_none_later(name: str, target: Tar
 
 
 def test_predictions_cover_every_supervised_label_once(target: Target) -> None:
-    drafter = make(target, modules=2)
-    batch = batch_of(target, drafter, torch.tensor(prompts_of(10, 10)))
-    document = torch.tensor([[0] * 10, [1] * 4 + [2] * 5 + [-1]])
-    batch = replace(batch, document=document, label_mask=document >= 0)
-    batch.label_mask[0, :6] = False
-    for step, prediction in enumerate(drafter.predict(batch, target)):
-        expected = [
-            row * 10 + slot
-            for row in range(2)
-            for slot in range(10 - step - 2)
-            if document[row, slot] == document[row, slot + step + 2]
-            and batch.label_mask[row, slot + step + 2]
-        ]
-        assert prediction.group.tolist() == expected
-        assert torch.equal(prediction.positions, prediction.group + step + 1)
+    check_every_label_is_predicted_once(target, make(target, modules=2))
 
 
 @pytest.mark.parametrize("modules", [1, 3])
@@ -187,24 +180,10 @@ def test_what_is_learned_is_accepted(modules: int, target: Target) -> None:
     plain = generate(target, NoDrafter(), prompts, max_new_tokens=40)
     ids = torch.tensor([p + o.ids for p, o in zip(prompts, plain, strict=True)])
     drafter = make(target, modules=modules, unroll=3)
-    batch = batch_of(target, drafter, ids)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3, weight_decay=0.0)
-    losses = []
-    for _ in range(40):
-        loss = torch.zeros(())
-        for prediction in drafter.predict(batch, target):
-            label = ids.flatten()[prediction.positions + 1]
-            logits = prediction.logits(slice(0, len(label)))
-            loss = loss + torch.nn.functional.cross_entropy(logits, label)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses = learn(drafter, target, batch_of(target, drafter, ids), 40, 3e-3)
     assert losses[-1] < 0.05 * losses[0]
     for growth, least in ((Chain(3), 3.0), (Chain(4), 3.0), (Dynamic(8, 3, 3), 3.0)):
-        outputs = generate(target, drafter, prompts, growth=growth, max_new_tokens=40)
-        assert [o.ids for o in outputs] == [o.ids for o in plain]
-        assert sum(len(o.ids) - 1 for o in outputs) / sum(o.rounds for o in outputs) > least
+        check_accepted(target, drafter, prompts, [o.ids for o in plain], growth, least)
 
 
 @pytest.mark.slow

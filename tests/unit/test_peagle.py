@@ -17,7 +17,16 @@ from drafters.sampling import Warp
 from drafters.target import Target
 from inference import generate
 from tests.forced import by_slot
-from tests.neural import away, batch_of, commits_of, randoms
+from tests.neural import (
+    away,
+    batch_of,
+    check_accepted,
+    check_documents_do_not_see_each_other,
+    check_every_label_is_predicted_once,
+    commits_of,
+    learn,
+    randoms,
+)
 from tests.tiny import prompts_of, tiny_model, tiny_target
 
 DEPTHS = 4
@@ -76,35 +85,11 @@ def test_a_line_reads_true_slots_up_to_its_own_alone(target: Target) -> None:
 
 
 def test_packed_documents_do_not_see_each_other(target: Target) -> None:
-    drafter = make(target)
-    first, second = prompts_of(9, 7)
-    ids, document = torch.tensor([first + second]), torch.tensor([[0] * 9 + [1] * 7])
-    packed = by_slot(drafter.predict(batch_of(target, drafter, ids, document), target))
-    alone = [
-        by_slot(drafter.predict(batch_of(target, drafter, torch.tensor([text])), target))
-        for text in (first, second)
-    ]
-    assert len(packed) == len(alone[0]) + len(alone[1])
-    for (depth, slot), logits in packed.items():
-        expected = alone[0][depth, slot] if slot < 9 else alone[1][depth, slot - 9]
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    check_documents_do_not_see_each_other(target, make(target))
 
 
 def test_predictions_cover_every_supervised_label_once(target: Target) -> None:
-    drafter = make(target)
-    ids = torch.tensor(prompts_of(10, 10))
-    document = torch.tensor([[0] * 10, [1] * 4 + [2] * 5 + [-1]])
-    batch = batch_of(target, drafter, ids, document)
-    batch.label_mask[0, :6] = False
-    for depth, prediction in enumerate(drafter.predict(batch, target)):
-        expected = [
-            row * 10 + slot
-            for row in range(2)
-            for slot in range(10 - depth - 2)
-            if document[row, slot] == document[row, slot + depth + 2]
-            and batch.label_mask[row, slot + depth + 2]
-        ]
-        assert prediction.group.tolist() == expected
+    check_every_label_is_predicted_once(target, make(target))
 
 
 def test_training_drops_lines_and_leaves_the_others_as_they_are(target: Target) -> None:
@@ -159,27 +144,12 @@ def test_all_nodes_of_a_depth_have_one_law_and_proposing_again_changes_none(
     assert first.token_list[3:6] == first.token_list[6:9]
 
 
-def train(drafter: PeagleDrafter, target: Target, batch: Batch, steps: int) -> None:
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3, weight_decay=0.0)
-    drafter.train()
-    for _ in range(steps):
-        loss = torch.zeros(())
-        for prediction in drafter.predict(batch, target):
-            label = batch.ids.flatten()[prediction.positions + 1]
-            logits = prediction.logits(slice(0, len(label)))
-            loss = loss + torch.nn.functional.cross_entropy(logits, label)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    drafter.eval()
-
-
 @pytest.mark.slow
 def test_a_copy_task_is_learned_at_every_depth(target: Target) -> None:
     """x[t] = t mod 7: every depth must learn its own shift, so one slip of alignment shows."""
     drafter = make(target)
     batch = batch_of(target, drafter, (torch.arange(40) % 7)[None])
-    train(drafter, target, batch, 40)
+    learn(drafter, target, batch, 80, 3e-3)
     for depth, prediction in enumerate(drafter.predict(batch, target)):
         guess = prediction.logits(slice(0, 99)).argmax(-1)
         assert torch.equal(guess, (torch.arange(40 - depth - 2) + depth + 2) % 7)
@@ -191,12 +161,10 @@ def test_what_is_learned_is_accepted_after_a_reload(target: Target, tmp_path: Pa
     texts = [o.ids for o in generate(target, NoDrafter(), prompts, max_new_tokens=30)]
     drafter = make(target)
     ids = torch.tensor([p + t for p, t in zip(prompts, texts, strict=True)])
-    train(drafter, target, batch_of(target, drafter, ids), 40)
+    learn(drafter, target, batch_of(target, drafter, ids), 40, 3e-3)
     again = load_drafter(save_drafter(drafter, tmp_path / "d", target), target)
     for growth in (Chain(3), Dynamic(8, 3, 3)):
-        outputs = generate(target, again, prompts, growth=growth, max_new_tokens=30)
-        assert [o.ids for o in outputs] == texts
-        assert sum(len(o.ids) - 1 for o in outputs) / sum(o.rounds for o in outputs) > 2.5
+        check_accepted(target, again, prompts, texts, growth, 2.5)
 
 
 def test_more_levels_than_depths_are_refused(target: Target) -> None:
