@@ -234,7 +234,7 @@ def test_transformers_own_implementation_drafts_the_same(modules: int) -> None:
     drafts, logits, _ = theirs(
         input_ids=ids[:, 1:],
         last_hidden_states=batch.last[:, :10],
-        attention_mask=None,
+        attention_mask=torch.ones_like(ids[:, 1:]),
         position_ids=torch.arange(1, 11)[None],
         mtp_cache=MtpCache(config=target.config.get_mtp_config()),
     )
