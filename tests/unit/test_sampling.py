@@ -1,6 +1,7 @@
 """Warps equal Hugging Face's processors; a row's randomness is its own."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -139,11 +140,13 @@ def test_a_law_of_logits_that_are_not_finite_says_so(warp: Warp, dtype: torch.dt
         ({"top_p": 1.25}, "top_p is 1.25: give a value in (0, 1]; 1 is off"),
         ({"min_p": -0.25}, "min_p is -0.25: give a value in [0, 1]; 0 is off"),
         ({"min_p": 1.25}, "min_p is 1.25: give a value in [0, 1]; 0 is off"),
+        ({"temperature": "hot"}, "temperature is 'hot': give a number"),
+        ({"top_k": 2.5}, "top_k is 2.5: give a whole number"),
     ],
 )
-def test_what_a_value_out_of_range_is_told(options: dict[str, float], message: str) -> None:
+def test_what_a_value_out_of_range_is_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as raised:
-        Warp(**options)  # pyright: ignore[reportArgumentType]
+        Warp(**options)
     assert str(raised.value) == message
 
 
@@ -156,7 +159,7 @@ def test_what_is_off_changes_no_bit() -> None:
 def test_the_ends_of_the_ranges_are_legal() -> None:
     assert Warp(top_p=1.0, min_p=1.0).greedy
     assert Warp(top_p=1e-9, min_p=0.0, top_k=0).greedy
-    assert not Warp(1e-9).greedy
+    assert not Warp(1e-30).greedy
     assert not Warp(1.0).greedy
 
 
