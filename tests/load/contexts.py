@@ -5,11 +5,14 @@ python -m tests.load.contexts --target T --drafter D:growth=cost_aware --rows 1 
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from drafters.checkpoint import parts_of
 from drafters.target import Target
 from inference.bench import BenchSettings, Measurement, contenders, measure
 from inference.prompts import Prompt, first_turn_ids
@@ -17,6 +20,7 @@ from inference.spec import Spec
 from inference.summary import summarise
 from training.records import read_records
 
+_WIDTH = 160
 _ASK = "Say this again in other words, all of it:\n"
 
 
@@ -33,10 +37,11 @@ def main() -> None:
     options = parser.parse_args()
     target = Target.load(options.target)
     specs = [Spec.parse(text) for text in options.drafter]
-    table = Table("rows", "cached", "plain", "T(4)", "T(8)", "cache", "grown")
+    table = Table("rows", "cached", "plain", "T(4)", "T(8)", "cache", "grown", box=SIMPLE_HEAD)
     for spec in specs:
-        for heading in (spec.text, "95%"):
-            table.add_column(heading)
+        shape = spec.text.partition(":")[2]
+        names = "+".join(Path(part).name for part in parts_of(spec.drafter))
+        table.add_column(f"{names}\n{shape}")
     for rows in options.rows:
         for context in options.contexts:
             settings = BenchSettings(options.max_new_tokens, rows=rows, repeats=1, warmup=1)
@@ -46,7 +51,8 @@ def main() -> None:
             measured = measure(target, contenders(target, specs), prompts, settings)
             grown = psutil.Process().memory_info().rss - before
             table.add_row(str(rows), *_cells(measured, settings, grown))
-    Console().print(table)
+            Console(stderr=True).print(f"{rows} rows over {context} tokens")
+    Console(width=_WIDTH).print(table)
 
 
 def prompts_of(target: Target, chats: str, context: int, count: int) -> list[Prompt]:
@@ -75,8 +81,8 @@ def _cells(measured: Measurement, settings: BenchSettings, grown: int) -> Sequen
     ]
     for one in result["drafters"]:
         ends = one["speedup_interval"]
-        interval = "" if ends is None else f"{ends[0]:.2f}-{ends[1]:.2f}"
-        cells += [f"{one['speedup']:.2f} (tau {one['tau']:.2f})", interval]
+        interval = "" if ends is None else f" [{ends[0]:.2f}, {ends[1]:.2f}]"
+        cells.append(f"{one['speedup']:.2f}{interval}, tau {one['tau']:.2f}")
     return cells
 
 
