@@ -4,6 +4,7 @@ python -m tests.load.contexts --target T --drafter D:growth=cost_aware --rows 1 
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,8 +51,9 @@ def main() -> None:
             before = psutil.Process().memory_info().rss
             measured = measure(target, contenders(target, specs), prompts, settings)
             grown = psutil.Process().memory_info().rss - before
-            table.add_row(str(rows), *_cells(measured, settings, grown))
-            Console(stderr=True).print(f"{rows} rows over {context} tokens")
+            cells = [str(rows), *_cells(measured, settings, grown)]
+            table.add_row(*cells)
+            print(*cells, sep="  ", file=sys.stderr)  # a stop loses no line
     Console(width=_WIDTH).print(table)
 
 
