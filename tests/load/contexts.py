@@ -4,7 +4,6 @@ python -m tests.load.contexts --target T --drafter D:growth=cost_aware --rows 1 
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,6 +42,7 @@ def main() -> None:
         shape = spec.text.partition(":")[2]
         names = "+".join(Path(part).name for part in parts_of(spec.drafter))
         table.add_column(f"{names}\n{shape}")
+    progress = Console(stderr=True, width=_WIDTH)
     for rows in options.rows:
         for context in options.contexts:
             settings = BenchSettings(options.max_new_tokens, rows=rows, repeats=1, warmup=1)
@@ -53,7 +53,7 @@ def main() -> None:
             grown = psutil.Process().memory_info().rss - before
             cells = [str(rows), *_cells(measured, settings, grown)]
             table.add_row(*cells)
-            print(*cells, sep="  ", file=sys.stderr)  # a stop loses no line
+            progress.print("  ".join(cells))  # a stop loses no line
     Console(width=_WIDTH).print(table)
 
 
