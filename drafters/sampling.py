@@ -94,8 +94,9 @@ class Warp:
         """
         of = torch.arange(len(logits))
         if self.greedy:
-            best = logits.argmax(-1, keepdim=True)  # a NaN is the largest of its row
-            sure = torch.where(logits.gather(-1, best).isfinite(), 1.0, torch.nan).cpu()
+            # max is faster than argmax, in bfloat16 three times; a NaN is the largest of its row
+            largest, best = logits.max(-1, keepdim=True)
+            sure = torch.where(largest.isfinite(), 1.0, torch.nan).cpu()
             return Laws(sure, (best if ids is None else ids[best]).cpu(), of)
         scores = logits.float() / self.temperature
         if 0 < self.top_k < scores.shape[-1]:

@@ -75,7 +75,7 @@ class Chain(FixedShape):
                 drawn = [coin.draw(law.law(i)) for i, coin in enumerate(coins)]
                 columns.append(torch.tensor(drawn, device=device))
             else:
-                columns.append(target_ids(logits.argmax(1), guesser.ids))
+                columns.append(target_ids(logits.max(1).indices, guesser.ids))
             if depth < self.gamma:
                 frontier = Frontier(columns[-1][:, None], straight, depth)
                 logits = guesser.step(frontier)[:, 0]

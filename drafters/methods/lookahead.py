@@ -188,5 +188,5 @@ def _best(logits: Tensor, nodes: Mapping[int, int]) -> dict[int, int]:
     """Return the likeliest token after each node, by column."""
     if not nodes:
         return {}
-    tokens = logits[list(nodes.values())].argmax(-1).tolist()
+    tokens = logits[list(nodes.values())].max(-1).indices.tolist()
     return dict(zip(nodes, tokens, strict=True))
