@@ -185,18 +185,22 @@ class TokenTree:
         confidence = None if self.confidence is None else self.confidence[index]
         return TokenTree(self.tokens[index], parent, laws, confidence)
 
-    def check(self) -> None:
-        """Raise ValueError if the numbering breaks the contract of this class.
-
-        Two point-mass children of one node with the same token are refused: the second could
-        never be taken and would only cost width.
-        """
+    def check_numbering(self) -> None:
+        """Raise ValueError unless node 0 is the root and every other node's parent precedes it."""
         parents = self.parent_list
         if not parents or parents[0] != -1 or len(parents) != len(self.token_list):
             raise ValueError(f"node 0 must be the root with parent -1: parents {parents}")
         for node, parent in enumerate(parents[1:], start=1):
             if not 0 <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}: parents come first")
+
+    def check(self) -> None:
+        """Raise ValueError if the tree breaks the contract of this class.
+
+        Two point-mass children of one node with the same token are refused: the second could
+        never be taken and would only cost width.
+        """
+        self.check_numbering()
         for parent, nodes in enumerate(self.children):
             fixed = [n for n in nodes if self.laws is None or self.laws.of_list[n - 1] < 0]
             tokens = [self.token_list[n] for n in fixed]

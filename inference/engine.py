@@ -176,7 +176,9 @@ class Decoder:
         if self.growth.levels == 0:
             return [None if row is None else TokenTree.chain(row.ids[-1:]) for row in active]
         random = [None if row is None else row.random for row in active]
-        return self.session.propose(self._warp(active), random)
+        trees = self.session.propose(self._warp(active), random)
+        _check_trees(active, trees)
+        return trees
 
     def _judge(
         self,
@@ -266,6 +268,31 @@ class Decoder:
         clock.verify += verify
         clock.commit += commit
         clock.rounds += 1
+
+
+def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]) -> None:
+    """Refuse trees under which an output would not be the target's own.
+
+    Raises:
+        UserError: a row has no tree, or one that does not start at its last token or is misnumbered.
+    """
+    if len(trees) != len(active):
+        raise UserError(f"the drafter proposes {len(trees)} trees: give one a row, {len(active)}")
+    for index, (row, tree) in enumerate(zip(active, trees, strict=True)):
+        if row is None:
+            continue
+        if tree is None:
+            raise UserError(f"the drafter proposes no tree for row {index}: give the root alone")
+        if tree.root != row.ids[-1]:
+            raise UserError(
+                f"the drafter's tree for row {index} starts with token {tree.root}: node 0 is the "
+                f"root, the last token of the text ({row.ids[-1]}, commit.root)"
+            )
+        if not tree.is_chain:
+            try:
+                tree.check_numbering()
+            except ValueError as error:
+                raise UserError(f"the drafter's tree for row {index}: {error}") from None
 
 
 def _within(tree: TokenTree, depth: int) -> TokenTree:
