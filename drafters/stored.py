@@ -149,7 +149,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         UserError: if it cannot be read, or another version wrote it.
     """
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} holds no {CONFIG}: give a drafter's folder, as a run wrote it")
+        best = folder / "best"  # what a run's folder holds
+        meant = best if (best / CONFIG).is_file() else "a drafter's folder, as a run wrote it"
+        raise UserError(f"{folder} holds no {CONFIG}: give {meant}")
     config = read_object(folder / CONFIG)
     if "drafter" in config:
         unknown, missing = set(config) - _FIELDS, _FIELDS - set(config)

@@ -92,7 +92,11 @@ def _load(text: str, name: str, options: Mapping[str, object], target: Target) -
     is_name = "/" not in name and not Path(name).is_dir()
     if options and is_name and not issubclass(method(name), NeuralDrafter):
         # never made without its options first: universal has none without its model
-        return build_drafter(name, options, target.shape)
+        try:
+            return build_drafter(name, options, target.shape)
+        except UserError as error:
+            near = next(filter(None, map(_near, options)), None)
+            raise UserError(f"{error}{f'; or is it {near}?' if near else ''}") from error
     drafter = load_drafter(name, target)
     if not options:
         return drafter
@@ -161,6 +165,14 @@ def _numbers(text: str, value: str) -> tuple[int, ...]:
 
 
 def _hint(option: str) -> str:
-    known = sorted({"growth", "verify"} | _shape_options())
-    near = get_close_matches(option, known, 1)
-    return f" (did you mean {near[0]}?)" if near else f": give {', '.join(known)}"
+    near = _near(option)
+    return f" (did you mean {near}?)" if near else f": give {', '.join(_known())}"
+
+
+def _near(option: str) -> str | None:
+    """Return the word of a shape, if any, that an option was probably meant to be."""
+    return next(iter(get_close_matches(option, _known(), 1)), None)
+
+
+def _known() -> list[str]:
+    return sorted({"growth", "verify"} | _shape_options())

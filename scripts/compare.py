@@ -22,6 +22,7 @@ from rich.text import Text
 
 from console import app, note, run
 from drafters.errors import UserError
+from inference.page.labels import full_names
 from inference.regression import compare_runs
 from inference.report import as_written, read
 
@@ -47,6 +48,7 @@ def compare(
         raise UserError(f"tolerance is {tolerance}: give a share from 0 up to 1, such as 0.02")
     first, *others = [read(path) for path in runs]
     with as_written(*runs):
+        names = [dict(zip(_specs(run), full_names(run), strict=True)) for run in others]
         found = [
             {"old": str(runs[0]), "new": str(path), **compare_runs(first, other, tolerance)}
             for path, other in zip(runs[1:], others, strict=True)
@@ -62,22 +64,26 @@ def compare(
     else:
         console = Console()
         console.width = console.width if console.is_terminal else _WIDTH
-        for one in found:
-            console.print(_table(one))
+        for one, shown in zip(found, names, strict=True):
+            console.print(_table(one, shown))
     for one in found:
         _notes(one)
     worse = any(one["regressions"] for one in found)
     return 1 if worse and fail_on_regression else 0
 
 
-def _table(found: Mapping[str, Any]) -> Table:
+def _specs(run: Mapping[str, Any]) -> list[str]:
+    return [one["name"] for one in run["drafters"]]
+
+
+def _table(found: Mapping[str, Any], shown: Mapping[str, str]) -> Table:
     table = Table(title=Text(f"{found['old']} -> {found['new']}"), box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("drafter", overflow="fold")
     for heading in ("tau", "ratio", "95%", "speed-up", "ratio", "95%", "pairs"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found["drafters"]:
         cells = [cell for figure in ("tau", "speedup") for cell in _cells(one[figure])]
-        table.add_row(Text(one["name"]), *cells, str(one["prompts_in_pairs"]))
+        table.add_row(Text(shown[one["name"]]), *cells, str(one["prompts_in_pairs"]))
     return table
 
 

@@ -6,7 +6,7 @@
     python scripts/doctor.py --target $T --drafter runs/demo/eagle/best --engine vllm
 
 Checks in order, each resting on those before it: fingerprint, tensors, vocabulary, template, dtype,
-features, mask, taps, shift, coverage, decoding, losslessness and, with an engine that `make
+features, mask, taps, shift, coverage, cache, decoding, losslessness and, with an engine that `make
 engines` built, export and engine; docs/doctor.md says what each one looks at. Exit code 0: healthy,
 1: a link is broken, 2: bad input.
 """
@@ -43,7 +43,8 @@ def doctor(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
     drafter: Annotated[str, typer.Option(help="Folder, hub id or name of the drafter.")],
     prompts: Annotated[
-        Path | None, typer.Option(help="JSONL: question_id, category, turns; default: the demo's.")
+        Path | None,
+        typer.Option(help="JSONL, Parquet: turns, prompt, messages; default: the demo's."),
     ] = None,
     limit: Annotated[int, typer.Option(help="Only the first so many prompts.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Decoded a prompt.")] = 48,

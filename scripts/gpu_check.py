@@ -87,7 +87,9 @@ def gpu_check(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: cuda if any.")] = None,
     size: Annotated[str, typer.Option(help=f"Of the random target: {', '.join(SIZES)}.")] = "8b",
     target: Annotated[str | None, typer.Option(help="Folder or hub id to benchmark too.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSONL: question_id, turns.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL, Parquet: turns, prompt, messages.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Only the first so many prompts.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="At most this many a prompt.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="How often every prompt is decoded.")] = 2,

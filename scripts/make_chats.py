@@ -61,7 +61,7 @@ def make_chats(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSONL with messages to answer: question_id, category, turns."),
+        typer.Option(help="Messages to answer. JSONL, Parquet: turns, prompt, messages."),
     ] = None,
     texts: Annotated[
         Path | None, typer.Option(help="Lines to continue, for targets without a chat template.")

@@ -47,7 +47,8 @@ def serve_check(
     drafter: Annotated[Path, typer.Option(help="Folder of a trained drafter.")],
     engine: Annotated[ForeignEngine, typer.Option(help="Engine that serves it.")],
     prompts: Annotated[
-        Path | None, typer.Option(help="JSONL: question_id, category, turns; default: the demo's.")
+        Path | None,
+        typer.Option(help="JSONL, Parquet: turns, prompt, messages; default: the demo's."),
     ] = None,
     limit: Annotated[int, typer.Option(help="Only the first so many prompts.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(help="Decoded a prompt.")] = 64,

@@ -63,7 +63,6 @@ def achieved(folder: Path) -> Achieved:
         UserError: if it is no run, or one that was too short to tell.
     """
     settings = load(TrainSettings, [folder / "settings.yaml"])
-    stored = StoredDrafter.read(folder / "last")
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -74,7 +73,12 @@ def achieved(folder: Path) -> Achieved:
     early = [s["tokens_per_second"] for s in speeds if s["epoch"] <= 1]
     late = [s["tokens_per_second"] for s in speeds if s["epoch"] > 1]
     if not early or not late:
-        raise UserError(f"{folder}: give a run of more than one pass, logged in each")
+        passes = max((s["epoch"] for s in speeds), default=0)
+        raise UserError(
+            f"{folder} logged no speed on both sides of its first pass (it made {passes:.2g}): "
+            "give a run that went over its chats more than once"
+        )
+    stored = StoredDrafter.read(folder / "last")
     work = workload(
         stored.family,
         stored.options,

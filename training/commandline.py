@@ -21,21 +21,29 @@ from drafters.untrusted import LARGEST, is_too_large
 # The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 _PLAIN_WIDTH = "104"  # of help without a terminal: its examples fit
-# An option is in the same group of every command's help; others are "Options".
+# An option is in the same group of every command's help, and groups come in this order.
 _GROUPS = {
     "What": (
         "target drafter prompts prompt system chat limit data openings texts chats tokens turns "
-        "config plan family source to benchmark folder peer plugin"
+        "config plan family source wheel to benchmark folder peer _plugin template_options "
+        "template_option endpoint model key_from features size lengths vary vocabularies quick "
+        "bench fresh"
     ),
     "Decoding": (
         "max_new_tokens temperature temperatures top_k top_p min_p repetition_penalty "
         "presence_penalty frequency_penalty stop seed user_temperature user_top_p user_min_p "
-        "user_tokens"
+        "user_tokens gamma nodes ranks depth widths tried overlap alpha max_looped plain"
     ),
-    "Machine": "dtype engine device weights rows repeats warmup threads contexts samples minutes",
-    "Output": "out as_json json color dry_run list _ top show table public",
+    "Machine": (
+        "dtype engine root device weights rows repeats warmup threads contexts samples minutes wait"
+    ),
+    "Output": (
+        "out as_json json color dry_run list _ top show positions table public report allow_loss "
+        "tolerance fail_on_regression shard"
+    ),
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
+_OTHERS = "More"
 
 if os.environ.get("NO_COLOR"):
     # rich and typer drop colours by themselves, bold and bars on a dumb terminal only
@@ -66,7 +74,7 @@ def dressed(cli: typer.Typer) -> Any:
     command = typer.main.get_command(cli)
     text = _typed(str(cli.info.help))
     command.help = escape(re.sub(r"\n\n(?=    )", "\n\nExamples:\n", text, count=1))
-    inner = getattr(command, "commands", {}).values()
+    inner = list(getattr(command, "commands", {}).values())
     for one in inner:
         one.help = escape(_typed(one.help or ""))
     # click declares neither attribute on what all parameters share
@@ -75,9 +83,21 @@ def dressed(cli: typer.Typer) -> Any:
         if isinstance(text := getattr(param, "help", None), str):
             param.help = escape(text)
         param.callback = _bounded(param.callback)
-        if type(param).__name__ == "TyperOption" and param.name in _GROUP_OF:
-            param.rich_help_panel = _GROUP_OF[param.name]
+        if type(param).__name__ == "TyperOption" and param.rich_help_panel is None:
+            param.rich_help_panel = _GROUP_OF.get(param.name, _OTHERS)
+    for one in (command, *inner):
+        one.params.sort(key=_place)
+        about_help: Any = one.get_help_option(typer.Context(one))
+        if about_help is not None:
+            about_help.rich_help_panel = _OTHERS
     return command
+
+
+def _place(param: Any) -> float:
+    """Return where a parameter's group stands: arguments first, a command's own behind "What"."""
+    group = getattr(param, "rich_help_panel", None)
+    order = [*_GROUPS, _OTHERS]
+    return order.index(group) if group in order else -1 if group is None else 0.5
 
 
 def _bounded(inner: Any) -> Any:

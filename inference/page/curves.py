@@ -1,8 +1,8 @@
 """Curves: what a benchmark's own costs and acceptance predict for other budgets, and the ceiling.
 
-A chain's prediction takes alpha by depth from the longest measured chain of the same drafter, its
-cost of drafting a depth, T(n) and the engine's overhead as measured. The oracle drafts perfectly
-and for nothing: n + 1 tokens for T(n + 1).
+A chain's prediction takes survival by depth of the longest measured chain of the same drafter
+(rounds that drafted less, or nothing, are in it), its cost of drafting a depth, T(n) and the engine's
+overhead as measured. The oracle drafts perfectly and for nothing: n + 1 tokens for T(n + 1).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from inference.conversions import chain_tau
 from inference.forecast import RoundCost, predicted_speedup
 
 
@@ -95,8 +94,9 @@ def _predicted(one: Mapping[str, Any], result: Mapping[str, Any]) -> list[tuple[
     share, seconds = one["time_share"], one["round_seconds"]
     build, commit = (share[phase] * seconds / step for phase in ("build", "commit"))
     found: list[tuple[int, float, float]] = []
-    for gamma in range(1, len(one["alpha_by_depth"]) + 1):
-        tau = chain_tau(one["alpha_by_depth"], gamma)
+    tau = 1.0
+    for gamma, survived in enumerate(one["survival_by_depth"], start=1):
+        tau += survived
         verify = float(np.interp(gamma + 1, sizes, costs))
         cost = RoundCost(one["cost_ratio"] * gamma, build, verify, commit)
         found.append((gamma, tau, predicted_speedup(tau, cost, 1.0)))

@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from inference.page.curves import Line, lines, oracle, verify_cost
 from inference.page.labels import drafter_names, full_names
@@ -28,6 +29,7 @@ COLOURS = (
     "#c2579b",
     "#7d7d7d",
 )
+_STROKES = ("-", "--", ":", "-.")  # shapes of one drafter
 _INK = "#010203"  # replaced by the page's own text colour
 _PHASES = {"draft": COLOURS[1], "build": COLOURS[4], "verify": COLOURS[0], "commit": COLOURS[2]}
 _STYLE: dict[Any, Any] = {
@@ -136,19 +138,28 @@ def _speedups(result: Mapping[str, Any]) -> Figure | None:
 
 
 def _survival(result: Mapping[str, Any]) -> Figure | None:
+    named = zip(drafter_names(result), full_names(result), result["drafters"], strict=True)
     shown = [
-        (name, one["survival_by_depth"])
-        for name, one in zip(full_names(result), result["drafters"], strict=True)
+        (name, full, one["survival_by_depth"])
+        for name, full, one in named
         if one["survival_by_depth"]
     ]
     if not shown:
         return None
     figure, axes = _axes(3.3 + 0.17 * len(shown))
-    for number, (name, survival) in enumerate(shown):
-        colour = COLOURS[number % len(COLOURS)]
-        style = "-" if number < len(COLOURS) else "--"
-        depths = range(len(survival) + 1)
-        axes.plot(depths, [1, *survival], style, color=colour, marker="o", ms=4, label=_short(name))
+    colours, drawn = _palette(drafter_names(result)), Counter[str]()
+    for name, full, survival in shown:
+        style = _STROKES[drawn[name] % len(_STROKES)]
+        drawn[name] += 1
+        axes.plot(
+            range(len(survival) + 1),
+            [1, *survival],
+            style,
+            color=colours[name],
+            marker="o",
+            ms=4,
+            label=_short(full),
+        )
     axes.set_ylim(0, 1.03)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("depth")
@@ -166,7 +177,8 @@ def _budget(result: Mapping[str, Any], *, speed: bool) -> Figure | None:
     colours = _palette(names)
     for line in found:
         _line(axes, line, colours[line.name], speed=speed)
-    most = max(p.nodes for line in found for p in line.points)
+    points = [point for line in found for point in line.points]
+    most = max(point.nodes for point in points)
     ceiling = oracle(result)
     best, limit = max(ceiling, key=lambda point: point[1])
     if speed:
@@ -176,9 +188,12 @@ def _budget(result: Mapping[str, Any], *, speed: bool) -> Figure | None:
         text = f"oracle: {limit:.2f} at {best} nodes"
         axes.annotate(text, (0, limit), (2, 3), textcoords="offset points", fontsize=10)
         axes.axhline(1, color=_INK, linewidth=0.8, linestyle=":")
-        axes.set_ylim(0, limit * 1.12)
+        least = min((point.speedup_interval or [point.speedup])[0] for point in points)
+        axes.set_yscale("log", base=2)  # the ceiling is often ten times what is measured
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_ylim(min(least, 1) / 1.2, limit * 1.25)
     else:
-        top = max(p.tau for line in found for p in line.points) * 1.35
+        top = max(point.tau for point in points) * 1.35
         axes.plot([0, most + 1], [1, most + 2], color=_INK, linewidth=1, linestyle=(0, (1, 2)))
         axes.annotate("oracle", (top - 1, top), (4, -10), textcoords="offset points", fontsize=10)
         axes.set_ylim(1, top)

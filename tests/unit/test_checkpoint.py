@@ -123,6 +123,12 @@ def test_a_place_that_cannot_be_written(target: Target, tmp_path: Path) -> None:
         save_drafter(drafter_of(target, 2), tmp_path / "file" / "d", target)
 
 
+def test_of_a_runs_folder_the_best_is_named(target: Target, tmp_path: Path) -> None:
+    best = save_drafter(drafter_of(target, 2), tmp_path / "run" / "best", target)
+    with pytest.raises(UserError, match=rf"holds no config.json: give {best}$"):
+        load_drafter(tmp_path / "run", target)
+
+
 def test_a_folder_without_a_drafter_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match=r"holds no config.json: give a drafter's folder"):

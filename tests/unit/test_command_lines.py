@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(p.name for p in (ROOT / "scripts").glob("*.py") if p.name != "console.py")
 TRAININGS = sorted(f"../training/{p.name}" for p in (ROOT / "training").glob("train_*.py"))
 ALL = [*SCRIPTS, *TRAININGS[:1]]
+GROUPS = ["Arguments", "What", "Decoding", "Machine", "Output", "More"]
 
 
 def plain(monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> Done:
@@ -34,8 +35,10 @@ def test_help_has_an_example_and_groups(monkeypatch: pytest.MonkeyPatch, name: s
     shown = {"commands.py": "drafters"}.get(name, Path(name).name)
     _, examples = told.stdout.split(" Examples:", 1)
     assert f"{shown} " in examples
-    assert "Options" in told.stdout
     assert "Show this message and exit." in told.stdout
+    groups = [name for name in re.findall(r"╭─ (\w+)", told.stdout) if name in GROUPS]
+    assert groups == sorted(groups, key=GROUPS.index)
+    assert re.findall(r" (--[a-z-]+)", told.stdout.partition("╭─ More")[2]) == ["--help"]
 
 
 @pytest.mark.parametrize("command", ["speedup", "train"])

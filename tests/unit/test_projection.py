@@ -157,6 +157,14 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         achieved(tmp_path)
 
 
+def test_a_run_that_ended_in_its_first_pass_says_so(tmp_path: Path) -> None:
+    line = {"tokens_per_second": 9.0, "epoch": 0.68}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line))
+    (tmp_path / "settings.yaml").write_text("target: t\noutput: o\ndata: {path: d}\n")
+    with pytest.raises(UserError, match=r"\(it made 0.68\): give a run that went over its chats"):
+        achieved(tmp_path)
+
+
 @pytest.mark.parametrize(
     "path", sorted(configs_dir().glob("accelerate/*.yaml")), ids=lambda p: p.stem
 )

@@ -97,7 +97,8 @@ def test_distinct_4_counts_within_outputs() -> None:
 
 def test_predicted_curve_and_oracle_follow_from_costs() -> None:
     one = entry(
-        alpha_by_depth=[0.5, 0.5],
+        alpha_by_depth=[0.9, 0.5],  # of the rounds that drafted: the others accept nothing
+        survival_by_depth=[0.5, 0.25],
         cost_ratio=0.1,
         round_seconds=2.0,
         time_share={"draft": 0.1, "build": 0.05, "verify": 0.8, "commit": 0.05},
