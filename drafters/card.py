@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from drafters.adapter import ADAPTER, is_adapter
 from drafters.base import NeuralDrafter
+from drafters.checkpoint import parts_of
 from drafters.errors import UserError
 from drafters.growth.label import shape_label
 from drafters.hub import is_hub_id
@@ -130,8 +131,8 @@ def _measured(folder: Path, benchmark: Mapping[str, Any], place: str) -> dict[st
     return {
         **settings,
         "machine": _machine(benchmark["machine"]),
-        "table": [_line(one, settings["prompts"]) for one in lines],
-        "command": _command(settings, lines, place),
+        "table": [_line(one, settings["prompts"], folder) for one in lines],
+        "command": _command(settings, [_named(one, folder, place) for one in lines]),
     }
 
 
@@ -144,12 +145,29 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _line(one: Mapping[str, Any], prompts: int) -> dict[str, str]:
+def _named(one: Mapping[str, Any], folder: Path, place: str) -> str:
+    """Return a line's drafter as it is named where it is published; others in its tree stay."""
+    found: list[str] = []
+    for part in parts_of(one["name"]):
+        name, colon, rest = part.partition(":")
+        found.append(f"{place}{colon}{rest}" if _same(name, folder) else part)
+    return "+".join(found)
+
+
+def _shape(one: Mapping[str, Any], folder: Path) -> str:
+    """Return a line's shape, and who else drafted in its tree."""
+    names = [part.partition(":")[0] for part in parts_of(one["name"])]
+    others = [Path(name).name for name in names if not _same(name, folder)]
+    shape = shape_label(one["growth"], one["shape"], one.get("nodes"))
+    return f"{shape}, together with {', '.join(others)}" if others else shape
+
+
+def _line(one: Mapping[str, Any], prompts: int, folder: Path) -> dict[str, str]:
     interval = one["speedup_interval"]
     between = f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else ""
     identical = one["identical"]
     return {
-        "shape": shape_label(one["growth"], one["shape"], one.get("nodes")),
+        "shape": _shape(one, folder),
         "verifier": one["verify_mode"],
         "tau": _number(one["tau"]),
         "alpha": _number(one["alpha"]),
@@ -162,16 +180,14 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _command(settings: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], place: str) -> str:
+def _command(settings: Mapping[str, Any], drafters: Sequence[str]) -> str:
     """Return the command that measures the same again with the published drafter."""
     parts = ["python scripts/benchmark.py --target TARGET"]
     parts.append(f"--prompts {shlex.quote(Path(settings['prompts_file']).name)}")
     parts.append(f"--limit {settings['prompts']} --max-new-tokens {settings['max_new_tokens']}")
     parts.append(f"--temperature {settings['temperature']:g} --dtype {settings['dtype']}")
     parts.append(f"--rows {settings['rows']} --repeats {settings['repeats']}")
-    for one in lines:
-        _, _, shape = one["name"].partition(":")
-        parts.append(f"--drafter {shlex.quote(place + (':' + shape if shape else ''))}")
+    parts += [f"--drafter {shlex.quote(drafter)}" for drafter in drafters]
     return " \\\n    ".join(parts)
 
 

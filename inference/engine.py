@@ -274,7 +274,7 @@ def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]
     """Refuse trees under which an output would not be the target's own.
 
     Raises:
-        UserError: a row has no tree, or one that does not start at its last token or is misnumbered.
+        UserError: a row has no tree, or one that starts at another token or is misnumbered.
     """
     if len(trees) != len(active):
         raise UserError(f"the drafter proposes {len(trees)} trees: give one a row, {len(active)}")

@@ -1,7 +1,8 @@
 """Convert a drafter: ours into what an engine reads, or somebody else's into ours.
 
     python scripts/export.py --list
-    python scripts/export.py runs/demo/eagle/best --to vllm --out runs/eagle3-vllm
+    T=$(python scripts/fetch_target.py)
+    python scripts/export.py runs/demo/eagle/best --to vllm --target $T --out runs/eagle3-vllm
     python scripts/export.py runs/demo/eagle/best --to speculators --target $T --out runs/spec
     python scripts/export.py DOWNLOADED --from auto --target $T --out runs/imported
 
@@ -51,7 +52,10 @@ def export(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id of the target: always with --from, rarely with --to."),
+        typer.Option(
+            help="Folder or hub id of the target: always with --from; with --to where the drafter's "
+            "head is the target's, or the format asks for it."
+        ),
     ] = None,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of the written weights; unless given, as stored.")

@@ -1,8 +1,9 @@
 """Curves: what a benchmark's own costs and acceptance predict for other budgets, and the ceiling.
 
 A chain's prediction takes survival by depth of the longest measured chain of the same drafter
-(rounds that drafted less, or nothing, are in it), its cost of drafting a depth, T(n) and the engine's
-overhead as measured. The oracle drafts perfectly and for nothing: n + 1 tokens for T(n + 1).
+(rounds that drafted less, or nothing, are in it), its cost of drafting a depth, T(n) and the
+engine's overhead as measured. The oracle drafts perfectly and for nothing: n + 1 tokens for
+T(n + 1).
 """
 
 from collections.abc import Mapping, Sequence

@@ -12,9 +12,9 @@ from inference.page.replay import generations
 _CAPTIONS = {
     "speedup": "Speed-up. Tokens a second over plain decoding's, same prompts, same engine, in "
     "turns; prefill excluded. Bars are 95% intervals over prompts.",
-    "speedup_by_budget": "Speed-up against budget, logarithmic. Points: measured (diamonds: trees). "
-    "Dashed: predicted for chains from survival, T(n) and the cost of drafting. Line on top: the "
-    "oracle, perfect drafts for nothing at the best n; dotted: the oracle at each n.",
+    "speedup_by_budget": "Speed-up against budget, logarithmic. Points: measured (diamonds: "
+    "trees). Dashed: predicted for chains from survival, T(n) and the cost of drafting. Line on "
+    "top: the oracle, perfect drafts for nothing at the best n; dotted: the oracle at each n.",
     "tau_by_budget": "tau against budget. Points: measured. Dashed: shorter chains, from survival. "
     "Dotted: the oracle, which accepts every node.",
     "survival": "Survival. Share of rounds that accept a depth; tau is 1 plus the sum over depths, "

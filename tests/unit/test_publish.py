@@ -177,6 +177,17 @@ def test_the_card_says_what_is_known(folder: Path, benchmark: Path) -> None:
         assert said in body, (said, body)
 
 
+def test_what_was_measured_together_is_said_to_be(folder: Path, benchmark: Path) -> None:
+    found = json.loads(benchmark.read_text())
+    [alone] = found["drafters"]
+    joint = {**alone, "name": f"ngram:longest=4+{folder}:growth=chain,gamma=3", "tau": 2.5}
+    benchmark.write_text(json.dumps({**found, "drafters": [alone, joint]}))
+    body = Publication.of(folder, REPO, benchmark).texts["README.md"]
+    assert "| chain 3 | lossless | 1.83 |" in body
+    assert "| chain 3, together with ngram | lossless | 2.50 |" in body
+    assert f"--drafter ngram:longest=4+{REPO}:growth=chain,gamma=3" in body
+
+
 def test_a_card_without_a_benchmark_or_a_record_says_so(
     folder: Path, target: Target, tmp_path: Path
 ) -> None:
