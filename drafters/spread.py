@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
-from transformers.integrations.accelerate import load_offloaded_parameter
 
 from drafters.errors import UserError
 from drafters.reference import decoder_layers
@@ -81,7 +80,12 @@ def _parts(module: nn.Module, layers: set[nn.Module], prefix: str = "") -> Itera
 
 def weight_of(model: Any, name: str, tensor: Tensor) -> Tensor:
     """Return a weight of a model by its name, read from the disk if it stays there."""
-    return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
+    if not tensor.is_meta:
+        return tensor
+    # a third of what every command imports, and the least used
+    from transformers.integrations.accelerate import load_offloaded_parameter
+
+    return load_offloaded_parameter(model, name)
 
 
 def check_spread(model: Any, name: str) -> None:

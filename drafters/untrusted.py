@@ -32,7 +32,9 @@ def read_json(file: Path, most: int = _LARGEST_FILE) -> Any:
         return json.loads(text.decode())
     except UserError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read ({error})") from error
 
 

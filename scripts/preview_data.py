@@ -1,4 +1,4 @@
-"""Look at what a run would learn from: a second, no weights, before any training.
+"""Look at what a run would learn from: in seconds, without weights, before any training.
 
     T=$(python scripts/fetch_target.py)
     python scripts/preview_data.py --target $T --data configs/chats

@@ -1,5 +1,7 @@
 """A target with a layer on the disk is the same target; what cannot be spread is refused."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,10 @@ def test_a_plan_takes_no_more_than_it_may(folder: Path) -> None:
     assert not any(p.is_meta for p in roomy.model.parameters())
     with pytest.raises(UserError, match="is not held by a device"):
         Target.load(folder, device_map="auto", max_memory={"cpu": "150KiB"})
+
+
+@pytest.mark.slow
+def test_what_only_a_spread_target_needs_is_not_imported_before() -> None:
+    module = "transformers.integrations.accelerate"
+    code = f"import sys, drafters.target; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
