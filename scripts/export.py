@@ -53,8 +53,8 @@ def export(
     target: Annotated[
         str | None,
         typer.Option(
-            help="Folder or hub id of the target: always with --from; with --to where the drafter's "
-            "head is the target's, or the format asks for it."
+            help="Folder or hub id of the target: with --from always, with --to where the "
+            "drafter's head is the target's, or the format asks for it."
         ),
     ] = None,
     dtype: Annotated[
