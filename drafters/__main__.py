@@ -1,8 +1,8 @@
 """`drafters`, or `python -m drafters`: the scripts as one command, from a checkout or a wheel."""
 
-import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
 def main() -> None:
@@ -10,8 +10,22 @@ def main() -> None:
     packaged = Path(__file__).parent / "_scripts"
     scripts = packaged if packaged.is_dir() else Path(__file__).parents[1] / "scripts"
     sys.path.insert(0, str(scripts))
-    sys.argv[0] = "drafters"
-    runpy.run_path(str(scripts / "commands.py"), run_name="__main__")
+    run_script(scripts / "commands.py", "drafters", sys.argv[1:])
+
+
+def run_script(file: Path, shown: str, arguments: list[str]) -> None:
+    """Run a script as the program, under the name that its help and its records show.
+
+    runpy would put the script's path in that name's place.
+    """
+    sys.argv = [shown, *arguments]
+    program = ModuleType("__main__")
+    program.__file__ = str(file)
+    before, sys.modules["__main__"] = sys.modules["__main__"], program
+    try:
+        exec(compile(file.read_bytes(), file, "exec"), program.__dict__)
+    finally:
+        sys.modules["__main__"] = before
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ where nothing of that name lies in the working folder.
 from __future__ import annotations
 
 import ast
-import runpy
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +22,7 @@ import typer
 
 import training
 from console import app, run
+from drafters.__main__ import run_script
 from drafters.errors import UserError
 from drafters.settings import own
 from training.commandline import kebab
@@ -52,14 +51,9 @@ def _about(file: Path) -> str:
     return doc.partition("\n")[0]
 
 
-def _hand_over(name: str, file: Path, arguments: list[str]) -> None:
-    sys.argv = [f"drafters {name}", *arguments]
-    runpy.run_path(str(file), run_name="__main__")
-
-
 def _command(file: Path) -> Callable[[typer.Context], None]:
     def handed_over(context: typer.Context) -> None:
-        _hand_over(kebab(file.stem), file, context.args)
+        run_script(file, f"drafters {kebab(file.stem)}", context.args)
 
     return handed_over
 
@@ -83,7 +77,7 @@ def train(context: typer.Context) -> None:
     launcher = [str(own(word)) for word in context.args[:place]]
     settings = context.args[place + 1 :]
     if not launcher:
-        _hand_over(f"train {family}", families[family], settings)
+        run_script(families[family], f"drafters train {family}", settings)
         return
     from accelerate.commands import launch
 

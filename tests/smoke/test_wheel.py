@@ -74,6 +74,7 @@ def test_what_it_holds(wheel: Path) -> None:
 def test_a_wheel_trains_and_measures(installed: Path, empty: Path, tmp_path: Path) -> None:
     target = save_tiny_target(tmp_path / "target", num_hidden_layers=8)
     told = call(installed, empty, "--help")
+    assert "Usage: drafters [OPTIONS]" in told
     assert "drafters benchmark --help" in told
     assert " demo " not in told  # its steps lie in a checkout
     chat = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "and then " * 6}]

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,3 +68,24 @@ def test_the_help_is_the_docstring(name: str) -> None:
     assert "\n" not in sentence
     assert examples.startswith("    ")
     assert "__doc__" in source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "usage", "example"),
+    [
+        ([], "drafters [OPTIONS]", "drafters benchmark --help"),
+        (["plan"], "drafters plan [OPTIONS]", "    drafters plan speedup --alpha"),
+        (["train", "eagle"], "drafters train eagle [OPTIONS]", "    drafters train eagle "),
+    ],
+)
+def test_under_the_console_command_help_says_what_is_typed(
+    command: list[str], usage: str, example: str
+) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "drafters", *command, "--help"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert f"Usage: {usage}" in told
+    assert example in told
+    assert ".py" not in told.partition("Examples:")[2].partition("╭")[0]
