@@ -56,7 +56,10 @@ def advice(found: Mapping[str, Any]) -> list[str]:
             f"{from_alpha(asked['break_even_alpha'])} on"
         )
     if best := found["best"]:
-        lines.append(f"best: gamma {best['gamma']}, {best['speedup']:.2f} times plain decoding")
+        longest = " (the longest weighed)" if best == found["chains"][-1] else ""
+        lines.append(
+            f"best: gamma {best['gamma']}{longest}, {best['speedup']:.2f} times plain decoding"
+        )
     else:
         lines.append("no chain pays: decode plainly")
     if found["stops_at_gamma"]:

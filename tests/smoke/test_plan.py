@@ -28,6 +28,13 @@ def test_a_process_says_what_pays() -> None:
     assert "assumed: c = 0.05 of a plain round for every drafted depth, and 0 in all" in done.stdout
 
 
+def test_a_best_chain_at_the_end_of_what_was_weighed_says_so() -> None:
+    done = run_script("plan.py", "speedup", "--alpha", "0.4", "--overhead", "0.2", "--gamma", "4")
+    assert "best: gamma 32 (the longest weighed), 1.39 times" in done.stdout
+    assert "gamma 4: 1.65 tokens a round that costs 1.20 plain ones" in done.stdout
+    assert "it pays from alpha .167 on" in done.stdout
+
+
 def test_typed_numbers_as_json() -> None:
     options = ("--alpha", "0.6", "--c", "0.2", "--gamma", "8", "--flat", "64", "--json")
     done = run_script("plan.py", "speedup", *options)
