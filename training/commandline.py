@@ -27,18 +27,18 @@ _GROUPS = {
         "target drafter prompts prompt system chat limit data openings texts chats tokens turns "
         "config plan family source wheel to benchmark folder peer _plugin template_options "
         "template_option endpoint model key_from features size lengths vary vocabularies quick "
-        "bench fresh"
+        "bench fresh verify"
     ),
     "Decoding": (
         "max_new_tokens temperature temperatures top_k top_p min_p repetition_penalty "
         "presence_penalty frequency_penalty stop seed user_temperature user_top_p user_min_p "
-        "user_tokens gamma nodes ranks depth widths tried overlap alpha max_looped plain"
+        "user_tokens gamma nodes ranks depth widths tries overlap alpha max_looped plain"
     ),
     "Machine": (
         "dtype engine root device weights rows repeats warmup threads contexts samples minutes wait"
     ),
     "Output": (
-        "out as_json json color dry_run list _ top show positions table public report allow_loss "
+        "out as_json json color dry_run list _ top show positions table public page allow_loss "
         "tolerance fail_on_regression shard"
     ),
 }

@@ -39,7 +39,7 @@ def test_help_has_an_example_and_groups(monkeypatch: pytest.MonkeyPatch, name: s
     assert "Show this message and exit." in told.stdout
     groups = [name for name in re.findall(r"╭─ (\w+)", told.stdout) if name in GROUPS]
     assert groups == sorted(groups, key=GROUPS.index)
-    assert re.findall(r" (--[a-z-]+)", told.stdout.partition("╭─ More")[2]) == ["--help"]
+    assert re.findall(r"│ (--[a-z-]+)", told.stdout.partition("╭─ More")[2]) == ["--help"]
 
 
 @pytest.mark.parametrize("command", ["speedup", "train"])
