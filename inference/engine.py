@@ -197,6 +197,7 @@ class Decoder:
                 commits.append(None)
                 paths.append(None)
                 continue
+            _check_root(index, row, tree)
             verdict = self.verify(law, tree, row.random.verify)
             emitted = [tree.token_list[node] for node in verdict.path[1:]] + [verdict.token]
             emitted = emitted[:1] if index in single else emitted
@@ -271,10 +272,10 @@ class Decoder:
 
 
 def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]) -> None:
-    """Refuse trees under which an output would not be the target's own.
+    """Refuse trees that cannot be laid out.
 
     Raises:
-        UserError: a row has no tree, or one that starts at another token or is misnumbered.
+        UserError: a row has no tree, or one that is misnumbered.
     """
     if len(trees) != len(active):
         raise UserError(f"the drafter proposes {len(trees)} trees: give one a row, {len(active)}")
@@ -283,16 +284,26 @@ def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]
             continue
         if tree is None:
             raise UserError(f"the drafter proposes no tree for row {index}: give the root alone")
-        if tree.root != row.ids[-1]:
-            raise UserError(
-                f"the drafter's tree for row {index} starts with token {tree.root}: node 0 is the "
-                f"root, the last token of the text ({row.ids[-1]}, commit.root)"
-            )
         if not tree.is_chain:
             try:
                 tree.check_numbering()
             except ValueError as error:
                 raise UserError(f"the drafter's tree for row {index}: {error}") from None
+
+
+def _check_root(index: int, row: Row, tree: TokenTree) -> None:
+    """Refuse a tree under which an output would not be the target's own.
+
+    Looked at with the verdict: a tree's tokens stay on the drafter's device until then.
+
+    Raises:
+        UserError: the tree starts at another token than the text's last.
+    """
+    if tree.root != row.ids[-1]:
+        raise UserError(
+            f"the drafter's tree for row {index} starts with token {tree.root}: node 0 is the "
+            f"root, the last token of the text ({row.ids[-1]}, commit.root)"
+        )
 
 
 def _within(tree: TokenTree, depth: int) -> TokenTree:
