@@ -31,13 +31,6 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
-class ForeignEngine(StrEnum):
-    """Somebody else's engines that can be built here."""
-
-    vllm = "vllm"
-    llama_cpp = "llama.cpp"
-
-
 class Engine(StrEnum):
     """Which forward a target runs."""
 

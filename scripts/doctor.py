@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from console import Dtype, EnginesRoot, ForeignEngine, Plugins, app, note, progress, run
+from console import Dtype, EnginesRoot, Plugins, app, note, progress, run
 from drafters.errors import UserError
 from drafters.settings import find_config
 from drafters.target import Target
 from inference.doctor import LINKS, Diagnosis, Finding, examine, patient_of, stored_of
 from inference.machine import versions
 from inference.prompts import first_turn_ids, read_prompts
-from inference.served import Engine
+from inference.served import Engine, ForeignEngine
 
 cli = app(__doc__ or "")
 
@@ -63,7 +63,7 @@ def doctor(
     options = _options(template_options)
     if engine is None and root is not None:
         raise UserError("--root belongs to an engine: give --engine too")
-    server = None if engine is None else Engine.built(engine.value, root)
+    server = None if engine is None else Engine.built(engine, root)
     questions = read_prompts(prompts or find_config("configs/prompts/demo.jsonl"), limit)
     stored = stored_of(drafter)
     decider = Target.load(target, dtype=dtype.value)

@@ -22,7 +22,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from console import Dtype, EnginesRoot, ForeignEngine, app, note, run
+from console import Dtype, EnginesRoot, app, note, run
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.formats.convert import export_drafter
@@ -33,7 +33,7 @@ from drafters.target import Target
 from drafters.whole import check_place, write_text
 from inference.machine import versions
 from inference.prompts import first_turn_ids, read_prompts
-from inference.served import Engine, Job
+from inference.served import Engine, ForeignEngine, Job
 from inference.served.comparison import acceptance, decode, engine_facts, same_drafts, sameness
 
 cli = app(__doc__ or "")
@@ -71,8 +71,8 @@ def serve_check(
     if out is not None:
         check_place(out, folder=False)
     stored = StoredDrafter.read(drafter)
-    way = serving(engine.value, stored.family)
-    server = Engine.built(engine.value, root)
+    way = serving(engine, stored.family)
+    server = Engine.built(engine, root)
     questions = read_prompts(prompts or find_config("configs/prompts/demo.jsonl"), limit)
     decider = Target.load(target, dtype=dtype.value, device="cpu")
     ids = first_turn_ids(decider, questions)
@@ -84,9 +84,9 @@ def serve_check(
             note(f"{way.format} loses {what}")
         alone = None
         if plain:
-            note(f"{engine.value}: plain decoding")
+            note(f"{engine}: plain decoding")
             alone = server.run(job)
-        note(f"{engine.value}: with the drafter")
+        note(f"{engine}: with the drafter")
         drafted = server.run(job.drafted(folder, way, gamma))
     note("here")
     model = load_drafter(drafter, decider)

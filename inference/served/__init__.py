@@ -7,6 +7,7 @@ figures are those of latency.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,14 @@ from drafters.errors import UserError
 from inference.served import llama_cpp, vllm
 from inference.served.job import Job, Served
 
-__all__ = ["ENGINES", "Engine", "Job", "Served"]
+__all__ = ["ENGINES", "Engine", "ForeignEngine", "Job", "Served"]
+
+
+class ForeignEngine(StrEnum):
+    """Somebody else's engines that can be built here."""
+
+    vllm = "vllm"
+    llama_cpp = "llama.cpp"
 
 
 class Runner(NamedTuple):
@@ -26,8 +34,8 @@ class Runner(NamedTuple):
 
 
 ENGINES: dict[str, Runner] = {
-    "vllm": Runner(vllm.program, vllm.run),
-    "llama.cpp": Runner(llama_cpp.program, llama_cpp.run),
+    ForeignEngine.vllm: Runner(vllm.program, vllm.run),
+    ForeignEngine.llama_cpp: Runner(llama_cpp.program, llama_cpp.run),
 }
 
 

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import MtpCache  # noqa: TID251 - an independent reference
+from transformers.generation.candidate_generator import MTPCandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 from drafters.base import Batch, Commit
@@ -22,6 +25,7 @@ from drafters.target import Target
 from drafters.teacher import Teacher
 from drafters.tree import TokenTree
 from inference import generate
+from inference.served.comparison import decode
 from tests.forced import Forced, by_slot
 from tests.neural import (
     away,
@@ -201,35 +205,34 @@ def test_any_growth_is_served_losslessly(
     assert [o.ids for o in plain] == [o.ids for o in drafted]
 
 
-def reference(modules: int) -> tuple[Target, MtpModel, MtpDrafter]:
+def reference(
+    modules: int, distance: float, **sizes: object
+) -> tuple[PreTrainedModel, MtpModel, MtpDrafter]:
     """Return a target, transformers' own multi-token model of it, and ours with its weights."""
-    model = tiny_model("qwen3", num_hidden_layers=2, initializer_range=0.2)
+    model = tiny_model("qwen3", **sizes)
     model.config.num_mtp_layers = modules
     model.config.mtp_layer_types = ["full_attention"] * modules
-    torch.manual_seed(7)
     theirs = MtpModel(model, modules).eval()
-    target = Target(model)
-    options = {"modules": modules, "norm_output": True, "qk_norm": True, "draft_vocab_size": 0}
-    ours = make(target, **options)
+    options = {"norm_output": True, "qk_norm": True, "draft_vocab_size": 0}
+    ours = away(MtpDrafter, Target(model), distance, modules=modules, unroll=UNROLL, **options)
     names = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj"}
     names["norm"] = "post_norm"
     with torch.no_grad():
         for step, layer in zip(ours.continuations(), theirs.layers, strict=True):
-            for parameter in layer.parameters():
-                parameter.normal_(0.0 if parameter.ndim > 1 else 1.0, 0.2)
             state = dict(layer.named_parameters())
             for name, place in step.places().items():
                 around = names.get(name.removesuffix(".weight"))
                 key = f"mtp_block.{name}" if around is None else f"{around}.weight"
-                place.copy_(state[key])
-    return target, theirs, ours
+                state.pop(key).copy_(place)
+            assert not state
+    return model, theirs, ours
 
 
 @pytest.mark.parametrize("modules", [1, 3])
 def test_transformers_own_implementation_drafts_the_same(modules: int) -> None:
     """An independent reference: its logits of every depth on its own drafts equal ours."""
-    target, theirs, ours = reference(modules)
-    ids = torch.tensor(prompts_of(11))
+    model, theirs, ours = reference(modules, 0.2, num_hidden_layers=2, initializer_range=0.2)
+    target, ids = Target(model), torch.tensor(prompts_of(11))
     batch = batch_of(target, ours, torch.cat((ids, torch.zeros(1, 4, dtype=torch.int64)), 1))
     drafts, logits, _ = theirs(
         input_ids=ids[:, 1:],
@@ -243,6 +246,39 @@ def test_transformers_own_implementation_drafts_the_same(modules: int) -> None:
     assert len(found) == modules
     for depth, own in enumerate(found):
         torch.testing.assert_close(own[0], logits[0, depth], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("modules", [1, 3])
+def test_transformers_own_generator_drafts_the_same(
+    modules: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round by round, rejected guesses among them; only the loading of weights is left out."""
+    model, theirs, ours = reference(modules, 0.01, num_hidden_layers=4, initializer_range=0.1)
+    rounds: list[tuple[int, list[int], int]] = []
+    own = MTPCandidateGenerator.get_candidates
+
+    def keep(
+        generator: MTPCandidateGenerator, input_ids: Tensor, *given: Any, **named: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        found = own(generator, input_ids, *given, **named)  # type: ignore[arg-type]
+        length = input_ids.shape[1]
+        rounds.append((length - 11, found[0][0, length:].tolist(), int(named["n_last_matches"])))
+        return found
+
+    monkeypatch.setattr(MtpModel, "from_pretrained", lambda *_, **__: theirs)
+    monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", keep)
+    prompts = prompts_of(11)
+    asked = {"use_mtp": True, "max_new_tokens": 40, "do_sample": False}
+    ids = model.generate(torch.tensor(prompts), **asked)[0, 11:].tolist()  # type: ignore[operator]
+    decoded = decode(Target(model), ours, prompts, modules, 40)
+    assert decoded.outputs[0].ids == ids
+    assert len({accepted for _, _, accepted in rounds}) > 1
+    first, *later = rounds  # its prefill drafts nothing
+    assert first[:2] == (0, [])
+    assert decoded.drafts[0].keys() == {place for place, _, _ in later}
+    for place, drafted, _ in later:
+        ahead = decoded.drafts[0][place]  # shorter before the output's end
+        assert drafted[: len(ahead)] == ahead, place
 
 
 def test_depth_weights_are_fastmtp_s() -> None:

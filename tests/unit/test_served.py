@@ -12,7 +12,7 @@ from drafters.errors import UserError
 from drafters.formats.registry import writer
 from drafters.formats.served import SERVED, serving
 from inference.generate import Output
-from inference.served import ENGINES, Engine, Job, Served
+from inference.served import ENGINES, Engine, ForeignEngine, Job, Served
 from inference.served.comparison import (
     Decoded,
     acceptance,
@@ -27,6 +27,7 @@ JOB = Job(Path("t"), [[1, 2, 3]], 4, "float32", 1, Path("d"), "kind", 2)
 
 
 def test_every_way_to_serve_has_a_writer_and_an_engine() -> None:
+    assert set(ENGINES) == set(ForeignEngine)  # what commands name is what can run
     for (engine, family), way in SERVED.items():
         assert engine in ENGINES
         assert writer(way.format, family).write is not None
