@@ -108,7 +108,6 @@ class KVCache:
         placement: Placement,
         *,
         window: int | None = None,
-        scale: float | None = None,
     ) -> Tensor:
         """Let new tokens read what they may see of the cache (their own cells included).
 
@@ -120,7 +119,6 @@ class KVCache:
             query: [M, query heads, head_dim].
             placement: of these M tokens.
             window: sliding window in positions.
-            scale: of the scores; None: head_dim ** -0.5.
 
         Returns:
             [M, query heads * head_dim].
@@ -129,8 +127,7 @@ class KVCache:
         own = kernels(query.dtype, query.device.type)
         reads = self.reads(placement, query.shape[1], window)
         if own is not None and reads is not None:
-            usual = dim**-0.5 if scale is None else scale
-            return own.attend(query, self.cells[layer], reads, usual)
+            return own.attend(query, self.cells[layer], reads, dim**-0.5)
         keys, values = self.read(layer, placement)
         grid = placement.to_grid(query)
         count, width, heads, _ = grid.shape
@@ -141,7 +138,7 @@ class KVCache:
             folded = folded[:, 0]
         else:
             folded = folded.permute(0, 2, 3, 1, 4).reshape(count, self.heads, groups * width, dim)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
         if width != 1:
             out = out.view(count, self.heads, groups, width, dim).permute(0, 3, 1, 2, 4)
         return placement.from_grid(out.reshape(count, width, heads * dim))

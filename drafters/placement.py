@@ -75,7 +75,6 @@ class Placement:
     blind: int = 0
     starts: Tensor | None = None
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
-    _runs: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _reads: dict[tuple[int | None, int, torch.dtype], Reads] = field(default_factory=dict)
 
     @cached_property
@@ -109,14 +108,12 @@ class Placement:
         """
         if self.starts is None or (window is not None and self.moved is not None):
             return None
-        if window not in self._runs:
-            cells = self.cell_list
-            first = self.starts + self.blind
-            if window is not None:
-                near = self.starts + self.positions - (window - 1)
-                first = torch.minimum(torch.maximum(first, near), cells)  # its own it always sees
-            self._runs[window] = first, cells + 1 - first
-        return self._runs[window]
+        cells = self.cell_list
+        first = self.starts + self.blind
+        if window is not None:
+            near = self.starts + self.positions - (window - 1)
+            first = torch.minimum(torch.maximum(first, near), cells)  # its own it always sees
+        return first, cells + 1 - first
 
     def reads(self, window: int | None, groups: int, dtype: torch.dtype, capacity: int) -> Reads:
         """Return what the kernels read: the run that each token sees, else a mask over its row's.
@@ -158,7 +155,7 @@ class Placement:
 
     def blind_before(self, column: int) -> "Placement":
         """Return the same placement with the columns before this one hidden from every token."""
-        return replace(self, blind=column, _masks={}, _runs={}, _reads={})
+        return replace(self, blind=column, _masks={}, _reads={})
 
     def unmasked(self) -> "Placement":
         """Return a single row's chain as a block whose tokens see each other and all before."""

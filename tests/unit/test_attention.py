@@ -38,10 +38,10 @@ def test_every_row_reads_what_is_its_own(
     query *= 4
     for place in (placement, placement.blind_before(1) if rows == 1 else placement):
         assert place.runs(window) is not None
-        found = cache.attend(0, query, place, window=window, scale=0.3)
+        found = cache.attend(0, query, place, window=window)
         with monkeypatch.context() as off:
             off.setattr("drafters.cache.kernels", lambda *_: None)
-            expected = cache.attend(0, query, place, window=window, scale=0.3)
+            expected = cache.attend(0, query, place, window=window)
         assert found.dtype == dtype
         torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 

@@ -293,9 +293,8 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("scale", [None, 0.3])
 def test_attention_is_the_softmax_over_what_is_seen(
-    monkeypatch: pytest.MonkeyPatch, shape: str, window: int | None, scale: float | None
+    monkeypatch: pytest.MonkeyPatch, shape: str, window: int | None
 ) -> None:
     """Head by head and token by token; query heads 0 to 2 read key head 0, 3 to 5 head 1."""
     monkeypatch.setattr("drafters.cache.kernels", lambda *_: None)
@@ -305,7 +304,7 @@ def test_attention_is_the_softmax_over_what_is_seen(
     cache.advance([5, 2])
     placement = cache.place(SHAPES[shape])
     query = torch.randn(len(placement.positions), 6, 4, generator=generator)
-    found = cache.attend(1, query, placement, window=window, scale=scale)
+    found = cache.attend(1, query, placement, window=window)
     mask = placement.mask(window, 1, torch.float32)
     place = 0
     for row, block in enumerate(SHAPES[shape]):
@@ -316,17 +315,14 @@ def test_attention_is_the_softmax_over_what_is_seen(
                     cache.store[1, kind, row * 12 : row * 12 + placement.span, head // 3]
                     for kind in (0, 1)
                 )
-                scores = keys @ query[place, head] * (0.5 if scale is None else scale) + hidden
+                scores = keys @ query[place, head] * 0.5 + hidden
                 want = scores.softmax(0) @ values
                 torch.testing.assert_close(found[place, 4 * head : 4 * head + 4], want)
             place += 1
     assert found.shape == (place, 24)
 
 
-@pytest.mark.parametrize("scale", [None, 0.3])
-def test_a_kernel_is_given_runs_and_the_usual_scale(
-    monkeypatch: pytest.MonkeyPatch, scale: float | None
-) -> None:
+def test_a_kernel_is_given_runs_and_the_usual_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     class Kernel:
@@ -343,7 +339,7 @@ def test_a_kernel_is_given_runs_and_the_usual_scale(
     cache.advance([5, 2])
     placement = cache.place([causal_block(1), causal_block(1)])
     query = torch.randn(2, 6, 4, dtype=torch.float64)
-    assert bool((cache.attend(1, query, placement, window=3, scale=scale) == 7).all())
+    assert bool((cache.attend(1, query, placement, window=3) == 7).all())
     given, (keys, values), reads, factor = asked
     assert given is query
     assert keys.data_ptr() == cache.store[1, 0].data_ptr()
@@ -353,7 +349,7 @@ def test_a_kernel_is_given_runs_and_the_usual_scale(
     assert [part.tolist() for part in runs] == [[3, 30], [3, 3]]
     assert (reads.rows, reads.width, tokens, mask) == (2, 1, None, None)
     assert reads is placement.reads(3, 3, torch.float64, 30)
-    assert factor == (0.5 if scale is None else 0.3)
+    assert factor == 0.5
 
     placement = cache.place([None, causal_block(2)])
     assert cache.attend(1, query, placement).shape == (2, 24)

@@ -123,7 +123,6 @@ def test_a_single_token_sees_one_run_of_cells(case: str, window: int | None, bli
         want = seen(lengths[row], block, found.span, window, blind)[0]
         columns = want.nonzero().flatten().tolist()
         assert [first + i - row * CAPACITY for i in range(count)] == columns
-    assert found.runs(window) is runs
 
 
 def test_what_is_no_run_says_so() -> None:
