@@ -60,10 +60,7 @@ class Warp:
             if not isinstance(getattr(self, name), kind):
                 whole = "a whole" if kind is Integral else "a"
                 raise UserError(f"{name} is {getattr(self, name)!r}: give {whole} number")
-        if not (self.greedy or _COLDEST <= self.temperature < math.inf):
-            raise UserError(
-                f"temperature is {self.temperature}: give 0 (greedy), or {_COLDEST} or more"
-            )
+        check_temperature("temperature", self.temperature)
         if self.top_k < 0:
             raise UserError(f"top_k is {self.top_k}: give 0 (off) or a whole number above it")
         if not 0 < self.top_p <= 1:
@@ -172,6 +169,22 @@ def _place(weights: Tensor, share: Tensor) -> int:
     if index == _BLOCK:  # the two sums round differently: take the block's last weight
         index = int(blocks[block].nonzero()[-1])
     return block * _BLOCK + index
+
+
+def check_temperature(name: str, value: float, *, greedy: bool = True) -> None:
+    """Refuse what no law can be tempered by.
+
+    Args:
+        name: of what is checked, for the error.
+        value: a temperature.
+        greedy: whether 0, the argmax, is one.
+
+    Raises:
+        UserError: says which are allowed.
+    """
+    if not ((greedy and value == 0) or _COLDEST <= value < math.inf):
+        zero = "0 (greedy), or " if greedy else ""
+        raise UserError(f"{name} is {value}: give {zero}{_COLDEST} or more")
 
 
 def check_seed(seed: object) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from drafters.errors import UserError
-from drafters.sampling import Warp
+from drafters.sampling import check_temperature
 from training.ranges import at_least, one_of
 
 
@@ -111,7 +111,5 @@ class OnPolicySettings:
         """Check the ranges."""
         if not 0 <= self.share <= 1:
             raise UserError(f"on_policy.share is {self.share}: give a share from 0 to 1")
-        if self.temperature <= 0:
-            raise UserError(f"on_policy.temperature is {self.temperature}: give more than 0")
-        Warp(self.temperature)
+        check_temperature("on_policy.temperature", self.temperature, greedy=False)
         at_least(1, "on_policy.tokens", self.tokens)

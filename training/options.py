@@ -14,7 +14,7 @@ from omegaconf import MISSING
 
 from drafters.errors import UserError
 from drafters.losses import LossSettings
-from drafters.sampling import Warp, check_seed
+from drafters.sampling import check_seed, check_temperature
 from training.lesson_settings import DataSettings, FeatureSettings, OnPolicySettings
 from training.ranges import at_least, check_threads, one_of
 
@@ -163,7 +163,7 @@ class EvaluateSettings:
         if not self.temperatures:
             raise UserError("evaluate.temperatures: give at least one, 0 (greedy) or more")
         for temperature in self.temperatures:
-            Warp(temperature)
+            check_temperature("evaluate.temperatures", temperature)
 
 
 @dataclass

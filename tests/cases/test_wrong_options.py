@@ -17,6 +17,8 @@ from inference import Sampling, generate, report
 from inference.prompts import chat_ids, read_prompts, text_ids
 from tests.folders import save_tiny_target, tiny_tokenizer
 from tests.tiny import tiny_model, tiny_target
+from training.lesson_settings import OnPolicySettings
+from training.options import EvaluateSettings
 from training.sources import given_texts
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -26,6 +28,14 @@ NAN, INFINITE = float("nan"), float("inf")
 def test_a_temperature_is_finite(value: float) -> None:
     with pytest.raises(UserError, match="temperature is"):
         Warp(value)
+
+
+def test_a_temperature_of_training_is_named() -> None:
+    with pytest.raises(UserError, match=r"evaluate\.temperatures is -1\.0: give 0 \(greedy\)"):
+        EvaluateSettings(temperatures=[0.0, -1.0])
+    for value in (0.0, -1.0, NAN):
+        with pytest.raises(UserError, match=rf"on_policy\.temperature is {value}: give 1e-30"):
+            OnPolicySettings(temperature=value)
 
 
 @pytest.mark.parametrize("value", [NAN, INFINITE])
