@@ -39,7 +39,6 @@ class Objective(nn.Module):
         self.drafting = drafting
         self.drafter, self.target, self.settings = drafter, target, settings
         self.teacher = Teacher(target, drafter.ids, settings.temperature)
-        self.own = Teacher(target, None)
         self.progress = 0.0  # share of the run that is done, for losses that take turns
 
     @property
@@ -72,7 +71,7 @@ class Objective(nn.Module):
             decay=1.0, chunk=self.settings.chunk, keep_logits_mb=self.settings.keep_logits_mb
         )
         plain = lesson.summary._replace(tempered=lesson.summary.normaliser)
-        return drafter_loss([law], lesson.batch, self.own, settings, plain)
+        return drafter_loss([law], lesson.batch, Teacher(self.target, None), settings, plain)
 
 
 def _joined(own: LossSums, drafted: LossSums, share: float) -> LossSums:
