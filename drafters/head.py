@@ -13,15 +13,14 @@ class TargetHead:
     """A frozen head with what the model does to its logits.
 
     Args:
-        model: the Hugging Face model with its head.
-        values: its text config as a dict: scales and soft cap of the logits.
+        weight: [V, D], where states come from and logits lie.
+        bias: [V], or None.
+        values: the model's text config as a dict: scales and soft cap of the logits.
     """
 
-    def __init__(self, model: Any, values: dict[str, Any]) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, values: dict[str, Any]) -> None:
         """Pack the weights."""
-        output = model.get_output_embeddings()
-        self.weight: Tensor = output.weight
-        self.bias: Tensor | None = output.bias
+        self.weight, self.bias = weight, bias
         self._every = self._packed(self.weight, self.bias)
         self._some: tuple[Tensor, FrozenLinear] | None = None
         self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
@@ -33,12 +32,10 @@ class TargetHead:
 
         A gradient flows to the states where they ask for one, never to the head.
         """
-        here, hidden = hidden.device, hidden.to(self.weight.device)
         if hidden.requires_grad:
             logits = F.linear(hidden, *self._plain(ids))
         else:
             logits = (self._every if ids is None else self._on(ids))(hidden)
-        logits = logits.to(here)
         if self._scale != 1:
             logits = logits * self._scale
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)

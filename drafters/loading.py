@@ -84,6 +84,8 @@ def load_model(
     check_kind(config)
     loader: Any = AutoModelForCausalLM
     places = {} if spread is None else spread.arguments()
+    for device in [] if spread is None else spread.devices:
+        chosen_device(device)
     with _said(role, path), _quantised(role, path, quantisation(config)):
         if not trust_remote_code:
             _check_size(Path(path), config, role)
@@ -97,8 +99,8 @@ def load_model(
     return model.eval()
 
 
-def chosen_device(name: str | None) -> torch.device:
-    """Return the device of this name; None: the machine's accelerator, else the CPU.
+def chosen_device(name: str | int | None) -> torch.device:
+    """Return the device of this name, or accelerator of this number; None: the first, else the CPU.
 
     Raises:
         UserError: if there is none of this name here.
@@ -106,12 +108,18 @@ def chosen_device(name: str | None) -> torch.device:
     found = torch.accelerator.current_accelerator(check_available=True)
     if name is None:
         return torch.device("cpu") if found is None else found
-    here = ["cpu"] if found is None else ["cpu", found.type]
+    here = ["cpu"]
+    if found is not None:
+        here += [f"{found.type}:{n}" for n in range(torch.accelerator.device_count())]
+    wanted = name if isinstance(name, str) or found is None else f"{found.type}:{name}"
     try:
-        device = torch.device(name)
+        device = torch.device(wanted)
     except RuntimeError:
         device = None
-    if device is None or device.type not in here:
+    # a number says nothing of CPUs: accelerate gives each of several processes another
+    if device is None or (
+        device.type != "cpu" and f"{device.type}:{device.index or 0}" not in here
+    ):
         raise UserError(f"device {name!r} is not on this machine: give {' or '.join(here)}")
     return device
 

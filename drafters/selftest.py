@@ -15,6 +15,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from drafters.base import Features, TargetOutput
 from drafters.errors import UserError
+from drafters.shape import TargetShape
 from drafters.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class SelfTest:
 
     Args:
         model: the Hugging Face causal LM, in eval mode.
-        vocab_size: rows of its embedding.
-        layers: number of its decoder layers.
+        shape: of the target.
         windows: its layers' sliding windows, None for full attention.
+        device: where it is given its tokens.
 
     Raises:
         UserError: if the model does not run at all.
@@ -73,26 +74,30 @@ class SelfTest:
 
     @torch.inference_mode()
     def __init__(
-        self, model: Any, vocab_size: int, layers: int, windows: Sequence[int | None] = ()
+        self,
+        model: Any,
+        shape: TargetShape,
+        windows: Sequence[int | None],
+        device: torch.device,
     ) -> None:
         """Run the truth once."""
-        rows = [_row(length, parents, vocab_size) for length, parents in _ROWS]
+        rows = [_row(length, parents, shape.vocab_size) for length, parents in _ROWS]
         self.prompts, self.trees = [row[0] for row in rows], [row[1] for row in rows]
         texts, self._places = _paths(self.prompts, self.trees)
         # a text's padding lies behind it, where causal attention never looks
-        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(device)
         out = _own_forward(model, ids)
         self._logits, self._states = out.logits, out.hidden_states
-        self.layers = tuple(range(layers - 1))
+        self.layers = tuple(range(shape.num_layers - 1))
         coarse = torch.finfo(out.logits.dtype).eps > torch.finfo(torch.float32).eps
         self.tolerance = _COARSE if coarse else _TOLERANCE
         self._over_tokens = torch.median if coarse else torch.max
         self.window = max((w for w in windows if w and w <= LONGEST_WINDOW), default=None)
         most = model.config.get_text_config().to_dict().get("max_position_embeddings") or 0
         if self.window is not None and _beyond(self.window) + len(_FORK) <= most:
-            prompt, tree = self._long = _row(_beyond(self.window), _FORK, vocab_size)
+            prompt, tree = self._long = _row(_beyond(self.window), _FORK, shape.vocab_size)
             texts, self._long_places = _paths([prompt], [tree])
-            ids = torch.stack(texts).to(model.device)
+            ids = torch.stack(texts).to(device)
             self._long_states = model.base_model(ids, use_cache=False).last_hidden_state
         else:
             self.window = None
@@ -162,6 +167,7 @@ class SelfTest:
         """Return the error of the worst token: medians, since a few entries may be huge."""
         assert served is not None
         wanted = torch.stack([truth[text, position] for text, position in places]).float()
+        wanted = wanted.to(served.device)  # a spread model's own states lie with its last layer
         if served.shape != wanted.shape:
             return torch.inf
         errors = (served.float() - wanted).abs().median(-1).values
@@ -176,8 +182,8 @@ def _own_forward(model: Any, ids: Tensor) -> Any:
         UserError: if it cannot: its config contradicts itself.
     """
     try:
-        return model(ids.to(model.device), output_hidden_states=True, use_cache=False)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+        return model(ids, output_hidden_states=True, use_cache=False)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise UserError(
             f"target of type {model.config.model_type} does not run a few tokens in transformers "

@@ -1,7 +1,8 @@
 """Spread: a target whose layers lie on several devices, or partly on disk, by accelerate.
 
 Layers that are elsewhere bring their inputs and outputs along at every call. Embedding and head are
-read directly by drafters, losses and the engine, so both must be held by a device.
+read directly by drafters, losses and the engine, so the target holds both on one device, where its
+answers lie: the model's own, or copies.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from drafters.errors import UserError
 from drafters.reference import decoder_layers
 
-_PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
+PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Spread:
             otherwise than it is computed with, as mixtures store their experts.
 
     Raises:
-        UserError: if there is no such plan.
+        UserError: if there is no such plan, or memory is given that no plan takes.
     """
 
     device_map: str | Mapping[str, Any]
@@ -38,12 +39,23 @@ class Spread:
     offload_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the plan's name."""
-        if isinstance(self.device_map, str) and self.device_map not in _PLANS:
+        """Check that there is such a plan."""
+        if isinstance(self.device_map, str) and self.device_map not in PLANS:
             raise UserError(
-                f"device_map is {self.device_map!r}: give {', '.join(_PLANS)}, or devices by "
+                f"device_map is {self.device_map!r}: give {', '.join(PLANS)}, or devices by "
                 "module name"
             )
+        if self.max_memory and not isinstance(self.device_map, str):
+            raise UserError(
+                "max_memory is what a plan may take: leave it out beside devices by module name"
+            )
+
+    @property
+    def devices(self) -> list[str | int]:
+        """Return the devices that it names."""
+        places = {} if isinstance(self.device_map, str) else self.device_map
+        named = [*places.values(), *(self.max_memory or {})]
+        return [x if isinstance(x, int) else str(x) for x in named if x != "disk"]
 
     def arguments(self) -> dict[str, Any]:
         """Return what from_pretrained takes."""
@@ -88,6 +100,14 @@ def weight_of(model: Any, name: str, tensor: Tensor) -> Tensor:
     return load_offloaded_parameter(model, name)
 
 
+def weight_on(device: torch.device, model: Any, tensor: Tensor) -> Tensor:
+    """Return a parameter of a model on a device: itself if it is there, else a copy."""
+    if tensor.is_meta:
+        (name,) = (name for name, parameter in model.named_parameters() if parameter is tensor)
+        tensor = weight_of(model, name, tensor)
+    return tensor.to(device)
+
+
 def check_spread(model: Any, name: str) -> None:
     """Refuse a model whose embedding or head no device holds.
 
@@ -103,6 +123,6 @@ def check_spread(model: Any, name: str) -> None:
         if module.weight.is_meta:
             raise UserError(
                 f"target {name}: its {part} is not held by a device under this device_map, and "
-                "drafters read it in every step; give a device_map that keeps embedding and head "
-                "on a device, or more max_memory"
+                "drafters read it in every step; give device, which takes a copy of embedding and "
+                "head, a device_map that keeps them on one, or more max_memory"
             )

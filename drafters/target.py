@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from huggingface_hub import snapshot_download
-from torch import Tensor
+from torch import Tensor, nn
 
 from drafters.base import Features, TargetOutput
 from drafters.cache import KVCache
@@ -27,7 +27,7 @@ from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
 from drafters.sequences import run_sequences
 from drafters.shape import TargetShape
-from drafters.spread import Spread, check_spread, weight_of
+from drafters.spread import Spread, check_spread, weight_of, weight_on
 from drafters.tree import TokenTree
 
 PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
@@ -50,6 +50,8 @@ class Target:
         name: how tables and fingerprints call it.
         engine: fast, reference or static (engines.py); None: fast where the model allows, else
             reference, with a warning that says why.
+        device: where embedding, head and all answers lie, of a model whose layers are spread over
+            several (spread.py); None: where the model's embedding is.
 
     Raises:
         UserError: if the engine's name is unknown or the model cannot run on it, if the model is of
@@ -64,6 +66,7 @@ class Target:
         *,
         name: str = "target",
         engine: str | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Freeze the model and choose its forward."""
         check_engine(engine)
@@ -72,11 +75,16 @@ class Target:
         self.tokenizer = tokenizer
         self.name = name
         self.config = model.config.get_text_config()
-        self._embedding = model.get_input_embeddings()
-        self._head = TargetHead(model, self.config.to_dict())
-        self.shape = TargetShape.of(self.config, self._embedding.weight.shape[0])
+        first, last = model.get_input_embeddings().weight, model.get_output_embeddings()
+        place = first.device if device is None else device
+        self._embedding = weight_on(place, model, first)
+        tied = last.weight is first
+        weight = self._embedding if tied else weight_on(place, model, last.weight)
+        bias = None if last.bias is None else weight_on(place, model, last.bias)
+        self._head = TargetHead(weight, bias, self.config.to_dict())
+        self.shape = TargetShape.of(self.config, len(self._embedding))
         own = ReferenceModel.of(model, name)
-        test = SelfTest(model, self.shape.vocab_size, self.shape.num_layers, own.windows)
+        test = SelfTest(model, self.shape, own.windows, self.device)
 
         def difference(forward: Forward) -> str | None:
             self._model = forward
@@ -104,14 +112,17 @@ class Target:
             path: a folder in Hugging Face format or a hub id; or a folder with an adapter of one
                 (adapter.py), which is merged into it.
             dtype: "float32" or "bfloat16".
-            device: where the weights go; None: the machine's accelerator, else the CPU.
+            device: where the weights go; None: the machine's accelerator, else the CPU. Beside a
+                device_map: where its answers lie, with embedding and head, or copies of them;
+                None: where the map puts the embedding.
             engine: see the class.
             weights: "int8" rounds the linear maps to one byte a number (int8.py): another target,
                 with outputs of its own; None: as they are stored.
             trust_remote_code: whether the folder's own Python may run; off unless asked for.
             device_map: spreads its layers over several devices, or partly over the disk
-                (spread.py); it then runs its own forward, and the cache lies with its embedding.
-            max_memory: of each device, for a device_map that is a plan.
+                (spread.py); it then runs its own forward, and the cache lies with its answers.
+            max_memory: of each device, for a device_map that is a plan; copies of embedding and
+                head come on top.
             offload_folder: see Spread.
 
         Raises:
@@ -120,29 +131,30 @@ class Target:
         check_engine(engine)
         if weights not in (None, INT8):
             raise UserError(f"weights is {weights!r}: give {INT8}, or leave it out")
-        spread = _spread(device_map, max_memory, offload_folder, device, engine, weights)
+        spread = _spread(device_map, max_memory, offload_folder, engine, weights)
         engine = engine if spread is None else "reference"
         place = chosen_device(device)
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         model = load_model(path, "target", kind, trust_remote_code=trust_remote_code, spread=spread)
         tokenizer = load_tokenizer(path, "target", trust_remote_code=trust_remote_code)
-        if spread is not None:
+        if spread is not None and device is None:
             check_spread(model, str(path))
-        elif not quantisation(model.config):  # those lie where transformers has put them
+        if spread is None and not quantisation(model.config):  # those lie where they were put
             model.to(place)
         if weights is not None:
             to_int8(model)
-        return cls(model, tokenizer, name=str(path), engine=engine)
+        answers = None if spread is None or device is None else place
+        return cls(model, tokenizer, name=str(path), engine=engine, device=answers)
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of weights and states."""
-        return self._embedding.weight.dtype
+        return self._embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        """Return where the weights are."""
-        return self._embedding.weight.device
+        """Return where embedding, head and all answers lie."""
+        return self._embedding.device
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -181,7 +193,7 @@ class Target:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the input embeddings [..., D] of ids. Frozen."""
-        return F.embedding(ids, self._embedding.weight)
+        return F.embedding(ids, self._embedding)
 
     def head(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return logits [..., V] of post-norm states, or [..., K] on the given ids.
@@ -198,14 +210,18 @@ class Target:
         """Return the final norm's weights by name."""
         layers = set(decoder_layers(self.model.base_model, self.shape.num_layers).modules())
         norms = [m for n, m in self.model.base_model.named_modules() if "norm" in n or "ln_f" in n]
-        return dict(next(m for m in norms if m not in layers).state_dict())
+        return self._weights_of(next(m for m in norms if m not in layers))
 
     def layer_state(self, index: int) -> dict[str, Tensor]:
         """Return the weights of one decoder layer by their Hugging Face names, for warm starts."""
-        layer = decoder_layers(self.model.base_model, self.shape.num_layers)[index]
-        (place,) = (name for name, module in self.model.named_modules() if module is layer)
-        state = layer.state_dict()
-        return {k: weight_of(self.model, f"{place}.{k}", tensor) for k, tensor in state.items()}
+        return self._weights_of(decoder_layers(self.model.base_model, self.shape.num_layers)[index])
+
+    def _weights_of(self, part: nn.Module) -> dict[str, Tensor]:
+        (place,) = (name for name, module in self.model.named_modules() if module is part)
+        return {
+            name: weight_of(self.model, f"{place}.{name}", tensor).to(self.device)
+            for name, tensor in part.state_dict().items()
+        }
 
     @torch.inference_mode()
     def forward(
@@ -313,7 +329,6 @@ def _spread(
     device_map: str | Mapping[str, Any] | None,
     max_memory: Mapping[Any, Any] | None,
     offload_folder: str | Path | None,
-    device: str | None,
     engine: str | None,
     weights: str | None,
 ) -> Spread | None:
@@ -323,9 +338,8 @@ def _spread(
             if value is not None:
                 raise UserError(f"{name} belongs to device_map: give device_map='auto' too")
         return None
-    for name, value in (("device", device), ("weights", weights)):
-        if value is not None:
-            raise UserError(f"{name} and device_map exclude each other: leave one out")
+    if weights is not None:
+        raise UserError("weights and device_map exclude each other: leave one out")
     if engine not in (None, "reference"):
         raise UserError(
             f"engine {engine} holds all layers on one device: give engine reference with "

@@ -10,7 +10,8 @@ Family, config and settings are those of the training run that is to read them; 
 features.store. The same command goes on where a killed one stopped. A training run with
 features.store fills the folder too; scripts/make_chats.py --features does as it writes the chats.
 With features.engine=vllm that engine holds the target and makes the states; it is made by `make
-engines`.
+engines`. spread.device_map puts the target's layers on several devices, or partly on the disk
+(docs/scale.md).
 """
 
 from __future__ import annotations

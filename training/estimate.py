@@ -28,12 +28,13 @@ def _parameters(parts: Parts) -> str:
 def _memory(parts: Parts) -> str:
     objective, lessons = parts.objective, parts.lessons
     trained = sum(p.numel() for p in objective.drafter.parameters() if p.requires_grad)
-    held = (p for p in objective.target.model.parameters() if not p.is_meta)
+    target = objective.target
+    held = (p for p in target.model.parameters() if p.device == target.device)
     weights = sum(p.numel() * p.element_size() for p in held)
     kept = sum(bytes_kept(side) for side in (lessons, parts.held_out))
     batch = lessons[0].batch
     ids = objective.drafter.ids
-    width = objective.target.shape.vocab_size if ids is None else len(ids)
+    width = target.shape.vocab_size if ids is None else len(ids)
     logits = min(batch.ids.numel() * width * 4, parts.settings.loss.keep_logits_mb * 2**20)
     total = weights + trained * PARAMETER_BYTES + kept + logits
     return (

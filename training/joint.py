@@ -25,7 +25,7 @@ from drafters.reference import ReferenceModel
 from drafters.sequences import run_sequences
 from drafters.target import Target
 from drafters.teacher import taught
-from training.options import AdapterSettings
+from training.target_settings import AdapterSettings
 
 
 class TargetAdapter(nn.Module):

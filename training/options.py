@@ -17,6 +17,7 @@ from drafters.losses import LossSettings
 from drafters.sampling import check_seed, check_temperature
 from training.lesson_settings import DataSettings, FeatureSettings, OnPolicySettings
 from training.ranges import at_least, check_threads, one_of
+from training.target_settings import AdapterSettings, SpreadSettings
 
 SCHEMA_VERSION = 1
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -65,35 +66,6 @@ class OptimSettings:
         at_least(0, "optim.lora_rank", self.lora_rank)
         at_least(1, "optim.lora_alpha", self.lora_alpha)
         one_of("optim.normalise", self.normalise, ("global", "local"))
-
-
-@dataclass
-class AdapterSettings:
-    """An adapter (LoRA, by peft) of the target, trained with the drafter and published with it.
-
-    The target that decides is then another one, base and adapter together.
-
-    Args:
-        rank: of the updates beside every linear map of the target's layers; 0: no adapter.
-        alpha: an update is scaled by it over the rank.
-        dropout: of what the updates read, in training.
-        drafting: weight of the drafter's loss beside 1 for the KL that holds the adapted target's
-            own law to the frozen one's (Medusa-2's lambda_0).
-    """
-
-    rank: int = 0
-    alpha: int = 16
-    dropout: float = 0.05
-    drafting: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        at_least(0, "adapter.rank", self.rank)
-        at_least(1, "adapter.alpha", self.alpha)
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"adapter.dropout is {self.dropout}: give 0 or more, below 1")
-        if self.drafting <= 0:
-            raise UserError(f"adapter.drafting is {self.drafting}: give more than 0")
 
 
 @dataclass
@@ -219,6 +191,7 @@ class TrainSettings:
     on_policy: OnPolicySettings = field(default_factory=OnPolicySettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    spread: SpreadSettings = field(default_factory=SpreadSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
@@ -245,6 +218,10 @@ class TrainSettings:
             raise UserError(
                 "adapter.rank (of the target) and optim.lora_rank (of the drafter): give one"
             )
+        if self.spread.device_map:
+            why = "and spread.device_map is given too: leave one of the two out,"
+            self.refuse(["features.engine"], f"{why} that engine holds the layers itself")
+            self.refuse(["adapter.rank"], f"{why} an adapter learns beside layers on one device")
         at_least(0, "save_times", self.save_times)
         if self.threads:
             check_threads("threads", self.threads)

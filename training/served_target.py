@@ -1,6 +1,6 @@
-"""A run's target: whole in this process, or held by an engine that makes its states.
+"""A run's target: beside the drafter, spread over devices, or held by an engine that makes states.
 
-In the second case (features.engine) embedding, norm and head are here, its layers stay on the disk.
+In the last case (features.engine) embedding, norm and head are here, its layers stay on the disk.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,17 @@ from training.served_states import ServedStates
 
 
 def load_target(settings: TrainSettings, device: str) -> Target:
-    """Load a run's target as far as this process needs it.
+    """Load a run's target as far as this process needs it; its answers lie on `device`.
 
     Raises:
         UserError: if it cannot be loaded, or something is asked for that needs its layers here.
     """
+    dtype = settings.target_dtype
+    if settings.spread.device_map:
+        places = settings.spread.arguments()
+        return Target.load(settings.target, dtype=dtype, device=device, **places)
     if not settings.features.engine:
-        return Target.load(settings.target, dtype=settings.target_dtype, device=device)
+        return Target.load(settings.target, dtype=dtype, device=device)
     settings.refuse(
         ("adapter.rank", "on_policy.share", "tracking.benchmark"),
         "which runs the target's layers in this process, and with features.engine they are not "
@@ -36,7 +40,7 @@ def load_target(settings: TrainSettings, device: str) -> Target:
     places = layers_on_disk(load_config(settings.target, "target"), device)
     return Target.load(
         settings.target,
-        dtype=settings.target_dtype,
+        dtype=dtype,
         device_map=places,
         offload_folder=settings.features.offload_folder or None,
     )

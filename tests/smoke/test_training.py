@@ -249,18 +249,27 @@ def test_two_processes_make_the_steps_of_two_batches(place: Path, tmp_path: Path
     """Two processes of `accelerate launch` on the CPU (gloo) equal one that accumulates two.
 
     Both write to one store of features. The same with the drafter in shares (FSDP), to the state
-    that a run goes on from.
+    that a run goes on from; and with most of the target on the disk, each process reading its own.
     """
     config = ROOT / "configs" / "smoke" / "eagle.yaml"
     script = ROOT / "training" / "train_eagle.py"
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
     more = ["tracking.every=1", "evaluate.times=1"]
-    runs = ("one", "cpu", 1), ("two", "cpus", 2), ("shares", "cpus-fsdp", 2)
+    apart = ["spread.device_map=auto", "spread.max_memory={cpu: 100KiB}"]
+    both = (
+        ("two", "cpus"),
+        ("shares", "cpus-fsdp"),
+        ("two-apart", "cpus"),
+        ("shares-apart", "cpus-fsdp"),
+    )
+    runs = ("one", "cpu", 1), *((name, file, 2) for name, file in both)
     for name, file, count in runs:
         start = [*launch, ROOT / "configs" / "accelerate" / f"{file}.yaml"]
         start += ["--num_processes", str(count)]
         given = settings(place, tmp_path / name, f"optim.accumulate={3 - count}", *more)
-        if count == 2:
+        if name.endswith("apart"):
+            given += apart
+        elif count == 2:
             given += [f"features.store={tmp_path / 'features'}", "features.dtype=float32"]
         run(*start, script, "--config", config, *given)
     lines = [

@@ -28,7 +28,8 @@ from tests.unit.test_trainer import settings_of, stop_after, trainer_of, weights
 from training.joint import Joint, served_by, served_from
 from training.metrics import held_out_metrics, line
 from training.objective import Objective
-from training.options import AdapterSettings, EvaluateSettings, OptimSettings, TrainSettings
+from training.options import EvaluateSettings, OptimSettings, TrainSettings
+from training.target_settings import AdapterSettings
 
 SETTINGS = AdapterSettings(rank=4, alpha=8, dropout=0.1)
 OPTIONS: dict[str, dict[str, object]] = {"medusa": {}, "eagle": {"taps": [0, 1, 2]}, "mtp": {}}

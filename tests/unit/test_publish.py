@@ -27,7 +27,7 @@ from tests.scripts import Done, run_script
 from tests.tiny import tiny_model
 from training.joint import Joint
 from training.joint import publish as publish_joint
-from training.options import AdapterSettings
+from training.target_settings import AdapterSettings
 
 pytestmark = pytest.mark.slow
 

@@ -2,10 +2,11 @@
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,13 +134,17 @@ def test_a_forgotten_window_longer_than_the_short_rows(
         tiny_target("mistral", engine="fast", **sizes)
 
 
+def selftest_of(model: Any, windows: Sequence[int | None] = ()) -> SelfTest:
+    return SelfTest(model, TargetShape.of(model.config, 128), windows, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("window", "context", "tried"),
     [(1024, 4096, 1024), (1025, 4096, None), (40, 52, None), (40, 53, 40), (None, 256, None)],
 )
 def test_which_windows_are_tried(window: int | None, context: int, tried: int | None) -> None:
     model = tiny_model("mistral", max_position_embeddings=context, num_hidden_layers=1)
-    assert SelfTest(model, 128, 1, [window, None]).window == tried
+    assert selftest_of(model, [window, None]).window == tried
 
 
 def test_a_lean_target_costs_one_forward_of_the_model() -> None:
@@ -155,10 +160,7 @@ def test_low_precision_is_judged_by_its_own_measure() -> None:
     model = without(tiny_model().bfloat16(), "attention_mask")
     with pytest.raises(UserError, match=A_TREE):
         Target(model, engine="reference")
-    assert (
-        SelfTest(tiny_model().bfloat16(), 128, 4).tolerance
-        > SelfTest(tiny_model(), 128, 4).tolerance
-    )
+    assert selftest_of(tiny_model().bfloat16()).tolerance > selftest_of(tiny_model()).tolerance
 
 
 RUNNING = "keep a running state, which cannot be taken back when a draft is refused; give a model"
