@@ -135,6 +135,8 @@ def _accelerator(settings: TrainSettings) -> Accelerator:
     output = Path(settings.output)
     # left to itself, accelerate would make each of several CPU processes a run of its own
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    # or under FSDP transformers would leave the target to be sent by the first process: it never is
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     return Accelerator(
         cpu=several and not torch.accelerator.is_available(),
         mixed_precision=settings.precision,
