@@ -1,8 +1,9 @@
 """`drafters`, or `python -m drafters`: the scripts as one command, from a checkout or a wheel."""
 
 import sys
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
-from types import ModuleType
 
 
 def main() -> None:
@@ -19,11 +20,12 @@ def run_script(file: Path, shown: str, arguments: list[str]) -> None:
     runpy would put the script's path in that name's place.
     """
     sys.argv = [shown, *arguments]
-    program = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", str(file))
+    program = module_from_spec(ModuleSpec("__main__", loader, origin=str(file)))
     program.__file__ = str(file)
     before, sys.modules["__main__"] = sys.modules["__main__"], program
     try:
-        exec(compile(file.read_bytes(), file, "exec"), program.__dict__)
+        loader.exec_module(program)
     finally:
         sys.modules["__main__"] = before
 
