@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -54,6 +55,9 @@ def test_commands_parse(block: Block) -> None:
         found = script_of(words)
         if found is None:
             program = words[0]
+            if words[:2] == ["python", "-m"]:
+                assert find_spec(words[2]) is not None, words
+                continue
             assert program in OTHER_PROGRAMS or re.fullmatch(r"[A-Z]+=.*", program), words
             if program == "make":
                 assert words[1] in targets, words
