@@ -67,6 +67,33 @@ class Spread:
         }
 
 
+def asked_spread(
+    device_map: str | Mapping[str, Any] | None,
+    max_memory: Mapping[Any, Any] | None,
+    offload_folder: str | Path | None,
+    engine: str | None,
+    weights: str | None,
+) -> Spread | None:
+    """Return how a target is spread by Target.load's arguments, None if it is not.
+
+    Raises:
+        UserError: what belongs to a map comes without one, or only one device can do it.
+    """
+    if device_map is None:
+        for name, value in (("max_memory", max_memory), ("offload_folder", offload_folder)):
+            if value is not None:
+                raise UserError(f"{name} belongs to device_map: give device_map='auto' too")
+        return None
+    if weights is not None:
+        raise UserError("weights and device_map exclude each other: leave one out")
+    if engine not in (None, "reference"):
+        raise UserError(
+            f"engine {engine} holds all layers on one device: give engine reference with "
+            "device_map, or none"
+        )
+    return Spread(device_map, max_memory, offload_folder)
+
+
 def layers_on_disk(config: Any, device: str) -> dict[str, str]:
     """Return the device_map of a target of which a device holds all but the layers.
 

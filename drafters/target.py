@@ -27,7 +27,7 @@ from drafters.reference import ReferenceModel, decoder_layers
 from drafters.selftest import SelfTest, check_kind
 from drafters.sequences import run_sequences
 from drafters.shape import TargetShape
-from drafters.spread import Spread, check_spread, weight_of, weight_on
+from drafters.spread import asked_spread, check_spread, weight_of, weight_on
 from drafters.tree import TokenTree
 
 PREFILL_CHUNK = 512  # tokens of a row per forward: bounds the mask of a long prompt
@@ -131,7 +131,7 @@ class Target:
         check_engine(engine)
         if weights not in (None, INT8):
             raise UserError(f"weights is {weights!r}: give {INT8}, or leave it out")
-        spread = _spread(device_map, max_memory, offload_folder, engine, weights)
+        spread = asked_spread(device_map, max_memory, offload_folder, engine, weights)
         engine = engine if spread is None else "reference"
         place = chosen_device(device)
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -323,29 +323,6 @@ class Target:
             taps [B, T, K * D] or None, and post-norm states [B, T, D].
         """
         return run_sequences(self._model, ids, document, position, features.layers)
-
-
-def _spread(
-    device_map: str | Mapping[str, Any] | None,
-    max_memory: Mapping[Any, Any] | None,
-    offload_folder: str | Path | None,
-    engine: str | None,
-    weights: str | None,
-) -> Spread | None:
-    """Return how a target is spread, if it is; refuse what only one device can do."""
-    if device_map is None:
-        for name, value in (("max_memory", max_memory), ("offload_folder", offload_folder)):
-            if value is not None:
-                raise UserError(f"{name} belongs to device_map: give device_map='auto' too")
-        return None
-    if weights is not None:
-        raise UserError("weights and device_map exclude each other: leave one out")
-    if engine not in (None, "reference"):
-        raise UserError(
-            f"engine {engine} holds all layers on one device: give engine reference with "
-            "device_map, or none"
-        )
-    return Spread(device_map, max_memory, offload_folder)
 
 
 def _joined(chunks: list[TargetOutput]) -> TargetOutput:

@@ -33,9 +33,17 @@ def causal(length: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _depths(parents: tuple[int, ...]) -> Tensor:
-    """Return each node's depth [N+1] int64. Shared between trees of a shape: never write to it."""
+    """Return each node's depth [N+1] int64. Shared between trees of a shape: never write to it.
+
+    Raises:
+        ValueError: node 0 is not the root, or a node comes before its parent.
+    """
+    if not parents or parents[0] != -1:
+        raise ValueError(f"node 0 must be the root with parent -1: parents {list(parents)}")
     depth = [0] * len(parents)
     for node, parent in enumerate(parents[1:], start=1):
+        if not 0 <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}: parents come first")
         depth[node] = depth[parent] + 1
     return torch.tensor(depth)
 
@@ -185,22 +193,16 @@ class TokenTree:
         confidence = None if self.confidence is None else self.confidence[index]
         return TokenTree(self.tokens[index], parent, laws, confidence)
 
-    def check_numbering(self) -> None:
-        """Raise ValueError unless node 0 is the root and every other node's parent precedes it."""
-        parents = self.parent_list
-        if not parents or parents[0] != -1 or len(parents) != len(self.token_list):
-            raise ValueError(f"node 0 must be the root with parent -1: parents {parents}")
-        for node, parent in enumerate(parents[1:], start=1):
-            if not 0 <= parent < node:
-                raise ValueError(f"node {node} has parent {parent}: parents come first")
-
     def check(self) -> None:
         """Raise ValueError if the tree breaks the contract of this class.
 
         Two point-mass children of one node with the same token are refused: the second could
         never be taken and would only cost width.
         """
-        self.check_numbering()
+        parents = self.parent_list
+        if len(parents) != len(self.token_list):
+            raise ValueError(f"node 0 must be the root with parent -1: parents {parents}")
+        _depths(tuple(parents))
         for parent, nodes in enumerate(self.children):
             fixed = [n for n in nodes if self.laws is None or self.laws.of_list[n - 1] < 0]
             tokens = [self.token_list[n] for n in fixed]

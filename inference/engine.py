@@ -284,11 +284,10 @@ def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]
             continue
         if tree is None:
             raise UserError(f"the drafter proposes no tree for row {index}: give the root alone")
-        if not tree.is_chain:
-            try:
-                tree.check_numbering()
-            except ValueError as error:
-                raise UserError(f"the drafter's tree for row {index}: {error}") from None
+        try:
+            _ = tree.depth  # needed to lay it out, and looked at once a shape
+        except ValueError as error:
+            raise UserError(f"the drafter's tree for row {index}: {error}") from None
 
 
 def _check_root(index: int, row: Row, tree: TokenTree) -> None:
