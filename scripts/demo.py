@@ -49,14 +49,16 @@ class Plan:
         results: where benchmark.json lies.
         target: folder of the target; empty: the embedded one.
         fresh: makes chats, for --fresh.
+        common: what every training starts with: its script and settings.
         train: one training a drafter, by the name of its folder.
-        benchmark: options of the benchmark.
+        benchmark: options of the benchmark; none: no benchmark.
     """
 
     out: str = MISSING
     results: str = "{out}"
     target: str = ""
     fresh: str = MISSING
+    common: str = ""
     train: dict[str, str] = field(default_factory=dict)
     benchmark: list[str] = field(default_factory=list)
 
@@ -119,7 +121,8 @@ def _steps(plan: Plan, values: dict[str, str], results: Path, *, fresh: bool) ->
     for name, line in plan.train.items():
         folder = out / name
         where = [f"target={values['target']}", f"output={folder}", f"data.path={chats}"]
-        command = [*launch, *_filled(line, values), *where, "resume=true"]
+        script, *settings = _filled(f"{plan.common} {line}", values)
+        command = [*launch, script, *where, *settings, "resume=true"]
         steps.append(Step(f"train {name}", folder / "best" / "config.json", command, folder))
     options = [piece for line in plan.benchmark for piece in _filled(line, values)]
     command = [sys.executable, "scripts/benchmark.py", "--target", values["target"], *options]

@@ -147,41 +147,47 @@ class Ledger:
             self._earn(1.0, 1.0)
             self._wait -= 1
             return
-        judged = [self._judge(*one) for one in zip(commits, reaches, strict=True)]
         rows = len(commits)
+        judged = [self._judge(*one, rows) for one in zip(commits, reaches, strict=True)]
         nodes = sum(commit.tree.drafted for commit in commits if commit.tree is not None) / rows
         time = self.prices.tokens(1 + nodes) + self.prices.drafting(max(reaches))
-        self._earn(sum(len(c.emitted) for c in commits) / rows, time)
+        tokens = sum(len(c.emitted) for c in commits) / rows
+        self._earn(tokens, time)
         self._settle()
         if any(judged):  # a drafter that had nothing to say cost nothing and taught nothing
-            self._rest(any(commit.accepted for commit in commits))
+            self._rest(tokens > time)
 
-    def _judge(self, commit: Commit, reach: int) -> int:
-        """Count one row's levels and nodes; return how many levels were judged."""
+    def _judge(self, commit: Commit, reach: int, rows: int) -> int:
+        """Count the levels and nodes of one of so many rows; return how many levels were judged."""
         tree = commit.tree
         assert tree is not None
         judged = commit.attempted if commit.finished else min(reach, commit.accepted + 1)
         for level in self._levels[:judged]:
-            self._accepted.add(level, float(level <= commit.accepted))
+            self._accepted.add(level, float(level <= commit.accepted), rows)
         depths = tree.depth.tolist()
         for level in self._levels[:reach]:
-            self._sizes.add(level, depths.count(level))
+            self._sizes.add(level, depths.count(level), rows)
         if tree.confidence is not None:
-            self._count_nodes(commit, tree, tree.confidence.tolist(), depths)
+            self._count_nodes(commit, tree, tree.confidence.tolist(), depths, rows)
         return judged
 
     def _count_nodes(
-        self, commit: Commit, tree: TokenTree, confidence: list[float], depths: list[int]
+        self,
+        commit: Commit,
+        tree: TokenTree,
+        confidence: list[float],
+        depths: list[int],
+        rows: int,
     ) -> None:
         followed = [*(tree.token_list[node] for node in commit.path[1:]), commit.root]
         for node, token in zip(commit.path, followed, strict=True):
             for child in tree.children[node]:
                 place = bin_of(math.exp(confidence[child] - confidence[node]))
                 taken = float(tree.token_list[child] == token)
-                self._chances.add((0, place), taken)
-                self._chances.add((depths[child], place), taken)
+                self._chances.add((0, place), taken, rows)
+                self._chances.add((depths[child], place), taken, rows)
 
-    def _rest(self, accepted: bool) -> None:
+    def _rest(self, paid: bool) -> None:
         """Fall asleep where nothing pays; come back once it does by a margin."""
         gain = self._plan[0]
         if not self.asleep:
@@ -189,7 +195,7 @@ class Ledger:
             self._gap = self._wait = _SHORTEST
         elif gain > _WAKE:
             self.asleep = False
-        elif accepted and self._hope:  # again at once: a run of luck, or the text became easy
+        elif paid and self._hope:  # again at once: a run of luck, or the text became easy
             self._wait = 0
         else:
             self._gap = self._wait = min(2 * self._gap, _LONGEST)

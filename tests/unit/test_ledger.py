@@ -1,6 +1,7 @@
 """The marginal rule: scripted prices and acceptance, exact decisions."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -272,11 +273,14 @@ def test_trials_come_again_at_once_or_twice_as_late() -> None:
     assert (soon._gap, soon._wait, soon.levels) == (64, 0, 1)
 
 
-def test_a_trial_that_any_row_follows_is_made_again_at_once() -> None:
-    for taken, wait in ((1, 0), (0, 32)):
+def test_a_trial_that_paid_is_made_again_at_once() -> None:
+    """A round of two rows takes 1.9 units: 3 tokens of theirs are not enough, 4 are."""
+    for taken, wait in ((0, 32), (1, 32), (2, 0)):
         ledger = Ledger(Prices(((1, 1.0),), first=0.9), 2)
+        feed(ledger, [0] * 50, gamma=1)
         ledger.asleep, ledger._gap, ledger._wait = True, 16, 0
-        ledger.observe([commit([0, 1], taken), commit([0, 1], 0)], 1, [1, 1])
+        rows = [commit([0, 1], int(row < taken)) for row in range(2)]
+        ledger.observe(rows, 1, [1, 1])
         assert (ledger.asleep, ledger._wait) == (True, wait)
 
 
@@ -292,3 +296,22 @@ def test_hope_is_what_a_drafter_that_is_always_right_would_earn(
         assert ledger._hope is hopeful
     monkeypatch.setattr("drafters.growth.ledger._WAKE", 0.25)
     assert not Ledger(Prices(((1, 1.0),), first=0.75), 1)._hope
+
+
+@pytest.mark.parametrize(
+    ("rows", "alpha", "least", "most"),
+    [(1, 0.3, 0, 15), (4, 0.3, 0, 15), (16, 0.3, 0, 15), (16, 0.7, 290, 300)],
+)
+def test_many_rows_rest_as_one_does(rows: int, alpha: float, least: int, most: int) -> None:
+    """A draft pays from alpha .55 on: some row of many is always lucky, which says nothing."""
+    prices = Prices(((1, 1.0), (2, 1.45), (4, 2.35)), first=0.1, level=0.05)
+    ledger, luck, drafted = Ledger(prices, 3), random.Random(0), 0
+    for _ in range(300):
+        levels = ledger.levels
+        drafted += levels > 0
+        accepted = [
+            next((n for n in range(levels) if luck.random() >= alpha), levels) for _ in range(rows)
+        ]
+        commits = [commit(list(range(levels + 1)), count) for count in accepted]
+        ledger.observe(commits, levels, [levels] * rows)
+    assert least <= drafted <= most
