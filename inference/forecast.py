@@ -24,13 +24,13 @@ class RoundCost:
         return self.draft + self.build + self.verify + self.commit
 
 
-def predicted_speedup(tau: float, cost: RoundCost, step: float) -> float:
-    """Return tau * T(1) / T_round: what a drafter should bring against plain decoding.
+def predicted_speedup(tau: float, cost: RoundCost, plain: RoundCost) -> float:
+    """Return tau * T_plain / T_round: what a drafter should bring against plain decoding.
 
-    >>> predicted_speedup(2.0, RoundCost(0.2, 0.0, 1.1, 0.1), 1.0)
-    1.4285714285714286
+    >>> predicted_speedup(2.0, RoundCost(0.5, 0.0, 1.25, 0.25), RoundCost(0.0, 0.0, 1.0, 0.25))
+    1.25
     """
-    return tau * step / cost.total
+    return tau * plain.total / cost.total
 
 
 def break_even_tau(round_seconds: float, step_seconds: float) -> float:

@@ -169,16 +169,19 @@ def _costs(
     )
     if tau is None or round_seconds is None or plain_seconds is None:
         return dict.fromkeys(("cost_ratio", "break_even_tau", "predicted_speedup"))
-    step = measured.costs.step
-    # T(n) was timed apart: the prediction does not rest on the run it is compared with
+    cost, step = _round_cost(measured, own), measured.costs.step
+    return {
+        "cost_ratio": cost_ratio(cost.draft, contender.growth.depth, step),
+        "break_even_tau": break_even_tau(round_seconds, plain_seconds),
+        "predicted_speedup": predicted_speedup(tau, cost, _round_cost(measured, plain)),
+    }
+
+
+def _round_cost(measured: Measurement, own: Tally) -> RoundCost:
+    """Return a mean round; T(n) was timed apart, so no prediction rests on what it is held to."""
     verify = fmean(measured.costs.of(entry.round.drafted + 1) for entry in own.entries)
     draft, build, commit = (own.phases[p] / own.rounds for p in ("draft", "build", "commit"))
-    cost = RoundCost(draft, build, verify, commit)
-    return {
-        "cost_ratio": cost_ratio(draft, contender.growth.depth, step),
-        "break_even_tau": break_even_tau(round_seconds, plain_seconds),
-        "predicted_speedup": predicted_speedup(tau, cost, step),
-    }
+    return RoundCost(draft, build, verify, commit)
 
 
 def _forecast(measured: Measurement, contender: Contender, own: Tally) -> float | None:

@@ -91,14 +91,22 @@ def _line(name: str, shapes: Sequence[Mapping[str, Any]], result: Mapping[str, A
 
 def _predicted(one: Mapping[str, Any], result: Mapping[str, Any]) -> list[tuple[int, float, float]]:
     sizes, costs = zip(*verify_cost(result), strict=True)
-    step = result["verify_seconds"]["1"]
-    share, seconds = one["time_share"], one["round_seconds"]
-    build, commit = (share[phase] * seconds / step for phase in ("build", "commit"))
+    _, build, commit = _phases(one, result)
+    draft, plain_build, plain_commit = _phases(result["baseline"], result)
+    plain = RoundCost(draft, plain_build, 1.0, plain_commit)
     found: list[tuple[int, float, float]] = []
     tau = 1.0
     for gamma, survived in enumerate(one["survival_by_depth"], start=1):
         tau += survived
         verify = float(np.interp(gamma + 1, sizes, costs))
         cost = RoundCost(one["cost_ratio"] * gamma, build, verify, commit)
-        found.append((gamma, tau, predicted_speedup(tau, cost, 1.0)))
+        found.append((gamma, tau, predicted_speedup(tau, cost, plain)))
     return found
+
+
+def _phases(one: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the time of drafting, building and committing in a mean round, in steps of T(1)."""
+    step = result["verify_seconds"]["1"]
+    draft, build, commit = (one["time_share"][phase] for phase in ("draft", "build", "commit"))
+    whole = one["round_seconds"] / step
+    return draft * whole, build * whole, commit * whole

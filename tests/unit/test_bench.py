@@ -477,7 +477,8 @@ def test_costs_by_hand() -> None:
     assert costs.of(6) == pytest.approx(0.028)
     assert costs.relative() == {"1": 1.0, "4": pytest.approx(1.3), "8": pytest.approx(1.5)}
     cost = RoundCost(draft=0.004, build=0.001, verify=0.026, commit=0.001)
-    assert predicted_speedup(1.6, cost, 0.02) == pytest.approx(1.0)
+    plain = RoundCost(draft=0.0, build=0.0005, verify=0.02, commit=0.0015)
+    assert predicted_speedup(1.6, cost, plain) == pytest.approx(1.6 * 0.022 / 0.032)
     assert break_even_tau(0.032, 0.02) == pytest.approx(1.6)
     assert cost_ratio(0.004, 4, 0.02) == pytest.approx(0.05)
 

@@ -107,12 +107,17 @@ def test_predicted_curve_and_oracle_follow_from_costs() -> None:
         **result(one),
         "verify_cost": {"1": 1.0, "3": 1.5},
         "verify_seconds": {"1": 1.0},
+        "baseline": {
+            "round_seconds": 1.25,
+            "time_share": {"draft": 0.0, "build": 0.02, "verify": 0.9, "commit": 0.08},
+        },
     }
     [line] = lines(run, ["d"])
     # gamma 1: 1.5 tokens for .1 + .1 + T(2) 1.25 + .1; gamma 2: 1.75 for .2 + .1 + 1.5 + .1
+    # a plain round: T(1) and .125 of the engine's own
     assert line.predicted == [
-        (1, 1.5, pytest.approx(1.5 / 1.55)),
-        (2, 1.75, pytest.approx(1.75 / 1.9)),
+        (1, 1.5, pytest.approx(1.5 * 1.125 / 1.55)),
+        (2, 1.75, pytest.approx(1.75 * 1.125 / 1.9)),
     ]
     assert oracle(run) == [(0, 1.0), (2, 2.0)]
 
