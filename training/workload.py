@@ -163,7 +163,8 @@ class _LinearMaps(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if func is F.linear:
-            given, weight = args[:2]
+            given = args[0]
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
             outer = len(weight)
             place = weight.untyped_storage().data_ptr()
             name, whole = self._known.get(place, ("", outer))

@@ -93,6 +93,12 @@ def test_every_family_says_what_a_token_costs(name: str) -> None:
     assert workload(name, {}, SMALL, supervised=0.25).forward_flops <= narrow.forward_flops
 
 
+def test_a_head_that_is_the_targets_is_counted() -> None:
+    own, shared = (workload("eagle", {"head": head}, SMALL) for head in ("own", "target"))
+    assert own.forward_flops == shared.forward_flops
+    assert own.parameters == shared.parameters + 64 * 256
+
+
 def _wider(shape: TargetShape) -> TargetShape:
     return TargetShape(**{**shape.to_dict(), "hidden_size": 128, "intermediate_size": 256})
 
