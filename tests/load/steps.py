@@ -1,4 +1,4 @@
-"""Where the time of training goes: the parts of a step, in turns, against the machine's matrix rate.
+"""Where the time of training goes: the parts of a step against the machine's matrix rate.
 
 python -m tests.load.steps eagle --config configs/drafters/eagle3.yaml --steps 20 target=T \
     output=unused data.path=configs/chats data.tokens=20000 threads=1
@@ -9,6 +9,7 @@ them. The linear maps' operations are counted off the drafter (training/workload
 
 import argparse
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -83,7 +84,7 @@ def measured(parts: Parts, steps: int) -> tuple[dict[str, list[float]], list[flo
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         marks.append(time.perf_counter())
-        taken = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        taken = [b - a for a, b in pairwise(marks)]
         target, teacher, *rest = taken
         if step:
             for part, seconds in zip(PARTS, (target - teacher, teacher, *rest), strict=True):
