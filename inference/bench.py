@@ -22,7 +22,7 @@ from inference.costs import Costs, CostTable, Load
 from inference.engine import Decoder, Request
 from inference.meter import SIZES, CostMeter
 from inference.passes import Growing, Pass, take
-from inference.peers import Peer
+from inference.peer import Peer
 from inference.pricing import priced
 from inference.prompts import Prompt, first_turn_ids
 from inference.spec import Spec

@@ -20,7 +20,7 @@ from drafters.target import Target
 from drafters.tree import TokenTree
 from inference.compare import compare
 from inference.generate import generate
-from inference.peers import Peer
+from inference.peers import parse_peer
 from inference.scripted import ScriptedDrafter
 
 FAMILIES: dict[str, dict[str, object]] = {
@@ -95,7 +95,7 @@ def check_case(case: Case, device: str, tokens: int) -> dict[str, Any]:
     prompts = _prompts()
     plain = [o.ids for o in generate(target, _none(target), prompts, max_new_tokens=tokens)]
     texts = [[*p, *ids] for p, ids in zip(prompts, plain, strict=True)]
-    peer = Peer.parse("hf", case.dtype)
+    peer = parse_peer("hf", case.dtype)
     answers = [peer.decode(target, [prompt], tokens, Warp(), 0)[0] for prompt in prompts]
     outputs = {"generate": [answer.ids for answer in answers]}
     for name, growth, siblings in (("chain", Chain(4), 0), ("tree", Static((3, 3, 3)), 2)):

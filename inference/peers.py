@@ -1,8 +1,4 @@
-"""Peers: Hugging Face's own generate, timed in the same turns as our decoding.
-
-A drafter's speed-up is one over our own plain decoding. What plain decoding is worth beside the
-library that people come from is a figure of its own: the two are never multiplied.
-"""
+"""Peers: Hugging Face's own generate, and servers, by the names that people give them."""
 
 import time
 from collections.abc import Sequence
@@ -16,60 +12,50 @@ from drafters.errors import UserError
 from drafters.loading import load_model
 from drafters.sampling import Warp
 from drafters.target import Target
+from inference.peer import Peer, PeerOutput
+from inference.server_peer import ServerPeer
 
 LOOKUP_TOKENS = 10  # what transformers' documentation drafts from the prompt
 
 
-@dataclass(frozen=True)
-class PeerOutput:
-    """What one prompt got; prompts that were answered together share the time evenly.
+def parse_peer(text: str, dtype: torch.dtype) -> Peer:
+    """Read a peer's name: hf, hf-lookup, hf-assistant=FOLDER or NAME=http://HOST:PORT.
 
     Args:
-        ids: new tokens.
-        decoded: how many of them came after the first step, which holds the prefill.
-        seconds: of those.
-        total_seconds: the prefill included.
-    """
+        text: as given.
+        dtype: that an assistant is loaded in.
 
-    ids: list[int]
-    decoded: int
-    seconds: float
-    total_seconds: float
+    Raises:
+        UserError: if there is no such peer, no model in the folder or no server.
+    """
+    name, _, place = text.partition("=")
+    if place.startswith(("http://", "https://")) and name:
+        return ServerPeer.at(name, place)
+    if text == "hf":
+        return GeneratePeer(text)
+    if text == "hf-lookup":
+        return GeneratePeer(text, options={"prompt_lookup_num_tokens": LOOKUP_TOKENS})
+    if name != "hf-assistant" or not place:
+        raise UserError(
+            f"peer is {text!r}: give hf, hf-lookup, hf-assistant=FOLDER, or NAME=http://HOST:PORT "
+            "of a server"
+        )
+    model = load_model(place, "assistant", dtype)
+    return GeneratePeer(text, options={"assistant_model": model})
 
 
 @dataclass
-class Peer:
-    """One way to call generate, and what it did.
+class GeneratePeer(Peer):
+    """One way to call generate.
 
     Args:
-        name: "hf", "hf-lookup" or "hf-assistant=FOLDER".
-        options: for generate.
-        outputs: by prompt, one a repeat.
+        options: for generate; with any it speculates.
     """
 
-    name: str
-    options: dict[str, Any]
-    outputs: dict[int, list[PeerOutput]] = field(default_factory=dict[int, list[PeerOutput]])
-
-    @classmethod
-    def parse(cls, text: str, dtype: torch.dtype) -> "Peer":
-        """Read a peer's name; an assistant is loaded in this dtype.
-
-        Raises:
-            UserError: if there is no such peer, or no model in the folder.
-        """
-        kind, _, folder = text.partition("=")
-        if text == "hf":
-            return cls(text, {})
-        if text == "hf-lookup":
-            return cls(text, {"prompt_lookup_num_tokens": LOOKUP_TOKENS})
-        if kind != "hf-assistant" or not folder:
-            raise UserError(f"peer is {text!r}: give hf, hf-lookup or hf-assistant=FOLDER")
-        model = load_model(folder, "assistant", dtype)
-        return cls(text, {"assistant_model": model})
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def check_rows(self, rows: int) -> None:
-        """Raise UserError if so many prompts cannot be answered together."""
+        """Refuse several rows where it speculates; see Peer."""
         if rows > 1 and self.options:
             raise UserError(
                 f"peer {self.name} answers one prompt at a time and rows is {rows}: give 1, or "
@@ -79,7 +65,7 @@ class Peer:
     def decode(
         self, target: Target, prompts: Sequence[Sequence[int]], most: int, warp: Warp, seed: int
     ) -> list[PeerOutput]:
-        """Answer prompts together, with at most so many new tokens each."""
+        """Answer prompts together; see Peer."""
         ids, mask = _left_padded(prompts)
         clock = _Clock()
         torch.manual_seed(seed)
@@ -105,11 +91,6 @@ class Peer:
                 PeerOutput(kept, decoded, (clock.last - first_time) / rows, total / rows)
             )
         return outputs
-
-    def take(self, prompts: Sequence[int], outputs: Sequence[PeerOutput]) -> None:
-        """Keep what prompts got."""
-        for prompt, output in zip(prompts, outputs, strict=True):
-            self.outputs.setdefault(prompt, []).append(output)
 
 
 def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -135,20 +135,20 @@ def table(result: Mapping[str, Any]) -> Table:
 def peers_table(result: Mapping[str, Any]) -> Table:
     """Return one line a peer: its speed, and our plain decoding's over it."""
     found = Table(
-        title="other libraries on the same prompts, in the same turns; never multiplied",
+        title="others on the same prompts, in the same turns; never multiplied",
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
     found.add_column("peer", no_wrap=True)
-    for heading in ("tokens/s", "over hf", "none over it", "with prefill", "same"):
+    for heading in ("tokens/s", "over its plain", "none over it", "with prefill", "same"):
         found.add_column(heading, justify="right", no_wrap=True)
     prompts = result["settings"]["prompts"]
     for one in result["peers"]:
         found.add_row(
             one["name"],
             _number(one["tokens_per_second"], 1),
-            _estimate(one["over_hf"]),
+            _estimate(one["over_its_plain"]),
             _estimate(one["none_over_it"]),
             _estimate(one["none_over_it_with_prefill"]),
             "" if one["identical"] is None else f"{one['identical']}/{prompts}",

@@ -29,7 +29,7 @@ from inference.forecast import (
 )
 from inference.machine import machine, versions
 from inference.modes import LOSSY, shown
-from inference.peers import Peer
+from inference.peer import Peer
 from inference.stats import Estimate, Work, rate, ratio_of_medians, speedup
 from inference.tally import Keep, Tally, without_loops
 
@@ -249,18 +249,18 @@ def _peer(measured: Measurement, peer: Peer, plain: Tally) -> dict[str, Any]:
         _sum(Work(len(o.ids), o.total_seconds) for n in batch for o in peer.outputs[n])
         for batch in batches
     ]
-    alone = measured.peers[0]
+    alone = next((one for one in measured.peers if one.name == peer.plain), peer)
     found = {
         "name": peer.name,
         "tokens_per_second": rate(decode).value,
         "tokens_per_second_with_prefill": rate(whole).value,
         "none_over_it": _pair(speedup(plain.work(), decode)),
         "none_over_it_with_prefill": _pair(speedup(plain.work(prefill=True), whole)),
-        "over_hf": None,
+        "over_its_plain": None,
         "identical": None,
     }
-    if alone.name == "hf" and peer is not alone:
-        found["over_hf"] = _pair(speedup(decode, _decoding(alone, batches)))
+    if alone is not peer:
+        found["over_its_plain"] = _pair(speedup(decode, _decoding(alone, batches)))
     if measured.settings.warp.greedy:
         same = [plain.outputs(n)[0] == peer.outputs[n][0].ids for n in numbers]
         found["identical"] = sum(same)

@@ -42,7 +42,8 @@ from drafters.whole import check_place
 from inference import category_matrix, report
 from inference.bench import BenchSettings, Contender, Measurement, contenders, measure, steps
 from inference.page import NO_PLOTS, write_page
-from inference.peers import Peer
+from inference.peer import Peer
+from inference.peers import parse_peer
 from inference.prompts import Prompt, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
@@ -83,7 +84,10 @@ def benchmark(
     warmup: Annotated[int, typer.Option(help="Prompts before the clock runs.")] = 3,
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="Other decoding in the same turns: hf, hf-lookup, hf-assistant=FOLDER."),
+        typer.Option(
+            help="Other decoding in the same turns: hf, hf-lookup, hf-assistant=FOLDER, or a "
+            "server as NAME=URL."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where files go.")] = Path("runs/benchmark"),
     page: Annotated[
@@ -105,7 +109,7 @@ def benchmark(
     settings = BenchSettings(max_new_tokens, warp, seed, rows, repeats, warmup)
     questions = read_prompts(prompts, limit)
     decider = Target.load(target, dtype=dtype.value, engine=engine, device=device, weights=weights)
-    peers = [Peer.parse(text, decider.dtype) for text in peer or []]
+    peers = [parse_peer(text, decider.dtype) for text in peer or []]
     measured = _measure(decider, contenders(decider, specs), questions, settings, peers)
     result = {**summarise(measured, str(prompts)), "command": command_line()}
     path = report.write(result, out)

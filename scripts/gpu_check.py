@@ -37,7 +37,8 @@ from inference.counting import SIZES, count, counting_target
 from inference.device_check import FAMILIES, Case, check_case
 from inference.machine import machine, versions
 from inference.meter import WIDE_SIZES, CostMeter
-from inference.peers import Peer
+from inference.peer import Peer
+from inference.peers import parse_peer
 from inference.prompts import read_prompts
 from inference.scripted import ScriptedDrafter
 from inference.spec import Spec
@@ -191,7 +192,7 @@ def _wide(target: Target, plan: Plan) -> dict[str, float]:
 def _target(plan: Plan, folder: str, engine: str) -> dict[str, Any]:
     target = Target.load(folder, dtype="bfloat16", device=plan.device, engine=engine)
     race = contenders(target, [Spec.parse("ngram:gamma=4")])
-    return _measured(target, race, plan, [Peer.parse("hf", target.dtype)])
+    return _measured(target, race, plan, [parse_peer("hf", target.dtype)])
 
 
 def _measured(

@@ -34,11 +34,11 @@ from rich.progress import Progress, TaskID
 from console import DEVICE_HELP, Dtype, app, note, progress, run
 from drafters.errors import UserError
 from drafters.whole import check_place
+from inference.endpoint import Endpoint
 from inference.machine import machine, versions
 from training.batches import documents
 from training.chat_settings import ChatSettings
 from training.chats import RULES, ChatMaker, Keep
-from training.endpoint import Endpoint
 from training.feature_store import FeatureStore, Kind
 from training.ranges import check_threads
 from training.shards import CHATS, Goal, ShardFolder

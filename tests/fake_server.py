@@ -77,6 +77,20 @@ class FakeServer:
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
         return {"choices": [choice], "usage": usage}
 
+    def parts(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return an answer as it is streamed: a token a part, then what was counted."""
+        choice = answer["choices"][0]
+        ids = choice.get("token_ids")
+        if ids is None:
+            said = [{"text": letter} for letter in choice["text"]]
+        else:
+            said = [
+                {"text": self.target.tokenizer.decode([token]), "token_ids": [token]}
+                for token in ids
+            ]
+        counted = {"choices": [], "usage": answer["usage"]}
+        return [*({"choices": [one]} for one in said), counted]
+
 
 @contextmanager
 def serving(server: FakeServer) -> Iterator[FakeServer]:
@@ -95,7 +109,21 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self._say(*server.complete(body))
+            code, answer = server.complete(body)
+            if body.get("stream") and code == 200:
+                self._stream(server.parts(answer))
+            else:
+                self._say(code, answer)
+
+        def _stream(self, parts: list[dict[str, Any]]) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            for part in parts:
+                self.wfile.write(f"data: {json.dumps(part)}\n\n".encode())
+                self.wfile.flush()
+            self.wfile.write(b"data: [DONE]\n\n")
+            self.close_connection = True
 
         def _say(self, code: int, value: dict[str, Any]) -> None:
             if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":

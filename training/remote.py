@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from drafters.errors import UserError
+from inference.endpoint import Answer, Endpoint, choice_of, ids_of, usage_of
 from inference.engine import Request
 from inference.stop import Stop
-from training.endpoint import Answer, Endpoint
 from training.reader import ChatReader
 from training.sampler import ABANDONED, Law, Sample, Tick
 
@@ -94,8 +94,8 @@ class RemoteSampler:
 
     def _sample(self, answer: Answer, request: Request, law: Law) -> Sample:
         """Return what an answer holds, cut by our own rules."""
-        choice, misread = _choice(answer), False
-        ids = _ids(choice)
+        choice, misread = choice_of(answer), False
+        ids = ids_of(choice)
         if self.ids == ENCODED or ids is None:
             ids, misread = self._encoded(answer, choice)
         elif ids and not 0 <= min(ids) <= max(ids) < self.reader.shape.vocab_size:
@@ -114,7 +114,7 @@ class RemoteSampler:
         """Return the ids of an answer's text, and whether they may be others than were sampled."""
         tokenizer, text = self.reader.tokenizer, str(choice.get("text", ""))
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        counted = _usage(answer, "completion_tokens")
+        counted = usage_of(answer, "completion_tokens")
         stopped = choice.get("finish_reason") == "stop"
         # servers count the ending token or do not
         right = counted is None or counted == len(ids) or (stopped and counted == len(ids) + 1)
@@ -142,11 +142,11 @@ class RemoteSampler:
         for how in (RETURNED, LOGPROBS):
             self.ids = how
             answer = self.endpoint.complete(self._asking(prompt, 4))
-            read = _usage(answer, "prompt_tokens")
+            read = usage_of(answer, "prompt_tokens")
             if read not in (None, len(prompt)):
                 raise UserError(self._foreign(f"it reads {len(prompt)} ids as {read}"))
-            choice = _choice(answer)
-            ids = _ids(choice)
+            choice = choice_of(answer)
+            ids = ids_of(choice)
             if ids:
                 self._check_tokenizer(ids, str(choice.get("text", "")))
                 return how
@@ -174,31 +174,6 @@ def _limit(served: Mapping[str, Any]) -> int:
     if isinstance(meta, dict):
         values.append(cast("dict[str, Any]", meta).get("n_ctx"))
     return next((value for value in values if isinstance(value, int) and value > 0), 2**62)
-
-
-def _choice(answer: Answer) -> dict[str, Any]:
-    choices = answer.get("choices")
-    first: Any = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(first, dict):
-        raise UserError(f"the server answers without a choice: {str(answer)[:200]}")
-    return cast("dict[str, Any]", first)
-
-
-def _ids(choice: Mapping[str, Any]) -> list[int] | None:
-    """Return the ids that were sampled, if they are there."""
-    ids = choice.get("token_ids")
-    if isinstance(ids, list):
-        return cast("list[int]", ids)
-    logprobs = choice.get("logprobs")
-    content = cast("dict[str, Any]", logprobs).get("content") if logprobs else None
-    if isinstance(content, list) and all("id" in token for token in cast("list[Any]", content)):
-        return [token["id"] for token in cast("list[dict[str, Any]]", content)]
-    return None
-
-
-def _usage(answer: Answer, name: str) -> int | None:
-    usage = answer.get("usage")
-    return cast("dict[str, Any]", usage).get(name) if isinstance(usage, dict) else None
 
 
 def _bare(text: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.target import Target
+from inference.endpoint import Endpoint
 from training.chats import Keep
-from training.endpoint import Endpoint
 from training.reader import ChatReader, WeightlessReader
 from training.remote import RemoteSampler
 from training.sampler import EngineSampler, Sampler

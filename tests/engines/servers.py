@@ -9,9 +9,9 @@ from pathlib import Path
 
 from drafters.cache_root import cache_root
 from drafters.errors import UserError
+from inference.endpoint import Endpoint
 from inference.served import llama_cpp, vllm
 from tests.folders import save_tiny_target
-from training.endpoint import Endpoint
 
 ROOT = cache_root() / "engines"
 _START_SECONDS = 420  # this machine is slow when it is busy

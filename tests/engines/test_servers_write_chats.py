@@ -11,10 +11,10 @@ from drafters.embedded import cached_folder
 from drafters.settings import find_config
 from drafters.target import Target
 from inference.compare import compare
+from inference.endpoint import Endpoint
 from tests.engines.servers import ROOT, llama_server, vllm_server
 from training.chat_settings import ChatSettings
 from training.chats import ChatMaker
-from training.endpoint import Endpoint
 from training.reader import ChatReader
 from training.remote import LOGPROBS, RETURNED
 from training.sampler import EngineSampler, Sampler

@@ -10,10 +10,12 @@ from drafters.errors import UserError
 from drafters.rules import Rules
 from drafters.sampling import Warp
 from inference.bench import BenchSettings, measure, steps
-from inference.peers import Peer
+from inference.peer import Peer
+from inference.peers import parse_peer
 from inference.prompts import Prompt
 from inference.report import peers_table
 from inference.summary import summarise
+from tests.fake_server import FakeServer, serving
 from tests.folders import VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import tiny_model
 
@@ -29,7 +31,7 @@ def target() -> Target:
 
 @pytest.mark.slow
 def test_peers_are_timed_in_the_same_turns_and_give_the_same_text(target: Target) -> None:
-    peers = [Peer.parse(name, target.dtype) for name in ("hf", "hf-lookup")]
+    peers = [parse_peer(name, target.dtype) for name in ("hf", "hf-lookup")]
     told: list[int] = []
     result = summarise(
         measure(target, [], PROMPTS, QUICK, lambda: told.append(1), peers), "prompts.jsonl"
@@ -37,8 +39,8 @@ def test_peers_are_timed_in_the_same_turns_and_give_the_same_text(target: Target
     assert len(told) == steps(len(PROMPTS), 0, QUICK, len(peers))
     plain, lookup = result["peers"]
     assert [plain["identical"], lookup["identical"]] == [2, 2]
-    assert plain["over_hf"] is None
-    assert lookup["over_hf"]["value"] > 0
+    assert plain["over_its_plain"] is None
+    assert lookup["over_its_plain"]["value"] > 0
     for one in (plain, lookup):
         assert one["none_over_it"]["value"] == pytest.approx(
             result["baseline"]["tokens_per_second"] / one["tokens_per_second"]
@@ -54,7 +56,7 @@ def test_peers_are_timed_in_the_same_turns_and_give_the_same_text(target: Target
 
 
 def test_a_sampling_peer_draws_what_it_is_told(target: Target) -> None:
-    peer = Peer.parse("hf", target.dtype)
+    peer = parse_peer("hf", target.dtype)
     first, again, other = (_ids(peer, target, Warp(1.0), seed) for seed in (0, 0, 1))
     assert first == again != other
     assert _ids(peer, target, Warp(1.0, top_k=1), 3) == _ids(peer, target, Warp(), 0)
@@ -65,7 +67,7 @@ def _ids(peer: Peer, target: Target, warp: Warp, seed: int) -> list[int]:
 
 
 def test_prompts_answered_together_by_a_peer_share_its_time(target: Target) -> None:
-    peer = Peer.parse("hf", target.dtype)
+    peer = parse_peer("hf", target.dtype)
     together = BenchSettings(max_new_tokens=9, repeats=1, warmup=1, rows=2)
     told: list[int] = []
     result = summarise(
@@ -77,9 +79,51 @@ def test_prompts_answered_together_by_a_peer_share_its_time(target: Target) -> N
     assert first.total_seconds == second.total_seconds
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_server_is_a_peer(target: Target, rows: int) -> None:
+    together = BenchSettings(max_new_tokens=9, repeats=1, warmup=1, rows=rows)
+    with serving(FakeServer(target)) as server:
+        names = (f"own={server.address}", f"own-lookup={server.address}")
+        peers = [parse_peer(name, target.dtype) for name in names]
+        result = summarise(
+            measure(target, [], PROMPTS, together, lambda: None, peers), "prompts.jsonl"
+        )
+    plain, lookup = result["peers"]
+    assert (plain["name"], plain["identical"], plain["over_its_plain"]) == ("own", 2, None)
+    assert lookup["over_its_plain"]["value"] > 0
+    outputs = [peers[0].outputs[number][0] for number in (0, 1)]
+    assert all(0 < one.seconds < one.total_seconds for one in outputs)
+    if rows == 1:
+        assert [one.decoded for one in outputs] == [len(one.ids) - 1 for one in outputs]
+    asked = server.asked[-1]
+    assert (asked["temperature"], asked["cache_prompt"]) == (0.0, False)
+
+
+def test_a_servers_text_is_encoded_where_it_returns_no_ids(target: Target) -> None:
+    with serving(FakeServer(target, "nowhere")) as server:
+        peer = parse_peer(f"own={server.address}", target.dtype)
+        [output] = peer.decode(target, [[1, 2]], 6, Warp(), 0)
+    text = "".join(target.tokenizer.decode([token]) for token in output.ids)
+    assert text
+    assert 0 < output.seconds < output.total_seconds
+
+
+def test_servers_that_are_none_get_one_line(target: Target) -> None:
+    with pytest.raises(UserError, match="is not reached"):
+        parse_peer("own=http://127.0.0.1:9", target.dtype)
+    with serving(FakeServer(target, fault=lambda _: (400, {"error": "no"}))) as server:
+        peer = parse_peer(f"own={server.address}", target.dtype)
+        with pytest.raises(UserError, match="refuses a request: 400 no"):
+            peer.decode(target, [[1]], 2, Warp(), 0)
+    with serving(FakeServer(target, fault=lambda _: (0, {}))) as server:
+        peer = parse_peer(f"own={server.address}", target.dtype)
+        with pytest.raises(UserError, match="broke off an answer"):
+            peer.decode(target, [[1]], 2, Warp(), 0)
+
+
 def test_nothing_after_an_end_token_counts(target: Target) -> None:
     model = tiny_model(vocab_size=VOCAB_SIZE, num_hidden_layers=2)
-    peer = Peer.parse("hf", target.dtype)
+    peer = parse_peer("hf", target.dtype)
     whole = peer.decode(target, [[1], [2, 3, 4]], 9, Warp(), 0)
     end = whole[0].ids[2]
     model.generation_config.eos_token_id = end
@@ -89,11 +133,11 @@ def test_nothing_after_an_end_token_counts(target: Target) -> None:
 
 
 def test_bad_peers_get_one_clear_line(target: Target, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="give hf, hf-lookup or hf-assistant=FOLDER"):
-        Peer.parse("vllm", torch.float32)
+    with pytest.raises(UserError, match="give hf, hf-lookup, hf-assistant=FOLDER, or NAME=http"):
+        parse_peer("vllm", torch.float32)
     with pytest.raises(UserError, match="assistant"):
-        Peer.parse(f"hf-assistant={tmp_path}", torch.float32)
-    lookup = Peer.parse("hf-lookup", torch.float32)
+        parse_peer(f"hf-assistant={tmp_path}", torch.float32)
+    lookup = parse_peer("hf-lookup", torch.float32)
     with pytest.raises(UserError, match="rows is 2: give 1"):
         measure(target, [], PROMPTS, BenchSettings(rows=2), peers=[lookup])
     with pytest.raises(UserError, match="without penalties"):

@@ -12,12 +12,12 @@ import torch
 from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.target import Target
+from inference.endpoint import Endpoint
 from tests.fake_server import FakeServer, serving
 from tests.folders import save_tiny_target
 from tests.scripts import Done, run_script
 from training.chat_settings import ChatSettings
 from training.chats import ChatMaker, Shard
-from training.endpoint import Endpoint
 from training.reader import WeightlessReader
 from training.remote import ENCODED, LOGPROBS, RETURNED, RemoteSampler
 from training.sampler import EngineSampler, Sampler

@@ -4,6 +4,7 @@ It is asked only because its address was given. The key goes into one header and
 no message, no file, and to no other address, because redirects are not followed.
 """
 
+import json
 import threading
 import time
 from collections import deque
@@ -31,20 +32,28 @@ class Endpoint:
         url: such as http://127.0.0.1:8000; /v1 is added where it has no path.
         key: shown to the server; None: nothing is.
         wait: seconds before the second try.
+        given: what the address was given as, for messages.
 
     Raises:
         UserError: if the address is none, or has a login in it.
     """
 
-    def __init__(self, url: str, key: str | None = None, *, wait: float = _FIRST_WAIT) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        wait: float = _FIRST_WAIT,
+        given: str = "--endpoint",
+    ) -> None:
         """Take the address apart."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"--endpoint is {url!r}: give an address such as http://127.0.0.1:8000")
+            raise UserError(f"{given} is {url!r}: give an address such as http://127.0.0.1:8000")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise UserError(
-                f"--endpoint on {parts.hostname} has more in it than host and path, which would be "
-                "stored: give a key with --key-from"
+                f"{given} on {parts.hostname} has more in it than host and path, which would be "
+                "stored: make_chats.py takes a key with --key-from"
             )
         self.url = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
         self.retries = 0
@@ -87,6 +96,26 @@ class Endpoint:
             f"{self.url} gave no answer in {_TRIES} tries: {reason}; the same command goes on "
             "where this one stopped"
         )
+
+    def stream(self, body: Mapping[str, Any]) -> Iterator[Answer]:
+        """Yield the parts of one answer as they come; asked once, without a second try.
+
+        Raises:
+            UserError: if the server refuses it, or breaks off.
+        """
+        place, asked = f"{self.url}/completions", {**body, "stream": True}
+        try:
+            with self._client.stream("POST", place, json=asked, timeout=_ANSWER_SECONDS) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise UserError(self._refusal(answer.status_code, _said(answer)))
+                for line in answer.iter_lines():
+                    name, _, data = line.partition(":")
+                    if name == "data" and data.strip() != "[DONE]":
+                        yield cast("Answer", json.loads(data))
+        except (httpx.HTTPError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise UserError(f"{self.url} broke off an answer: {reason}") from error
 
     def complete_all(
         self, bodies: Sequence[Mapping[str, Any]], in_flight: int
@@ -158,6 +187,37 @@ class Endpoint:
             return f"{self.url} has no such place (404): give an OpenAI-compatible server"
         hint = "; lower --max-new-tokens or shorten the prompts" if "context" in said else ""
         return f"{self.url} refuses a request: {said}{hint}"
+
+
+def choice_of(answer: Answer) -> dict[str, Any]:
+    """Return what was completed, of an answer or a part of one.
+
+    Raises:
+        UserError: if nothing was.
+    """
+    choices = answer.get("choices")
+    first: Any = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(first, dict):
+        raise UserError(f"the server answers without a choice: {str(answer)[:200]}")
+    return cast("dict[str, Any]", first)
+
+
+def ids_of(choice: Mapping[str, Any]) -> list[int] | None:
+    """Return the ids that were sampled, if they are there."""
+    ids = choice.get("token_ids")
+    if isinstance(ids, list):
+        return cast("list[int]", ids)
+    logprobs = choice.get("logprobs")
+    content = cast("dict[str, Any]", logprobs).get("content") if logprobs else None
+    if isinstance(content, list) and all("id" in token for token in cast("list[Any]", content)):
+        return [token["id"] for token in cast("list[dict[str, Any]]", content)]
+    return None
+
+
+def usage_of(answer: Answer, name: str) -> int | None:
+    """Return a number of tokens that the server counted, if it says so."""
+    usage = answer.get("usage")
+    return cast("dict[str, Any]", usage).get(name) if isinstance(usage, dict) else None
 
 
 class _PassingError(Exception):
