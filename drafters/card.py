@@ -1,6 +1,7 @@
 """Card: the README.md of a published drafter, written from what is known and nothing else."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ _RECIPE = (
     "warm_start",
 )
 _PLAIN = ("seed", "precision", "target_dtype", "publish_dtype")
+_MARKS = re.compile(r"[\\`*|\[\]]")  # of Markdown, wherever they stand
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -70,6 +72,7 @@ def card(stored: StoredDrafter, drafter: NeuralDrafter, sources: Sources, place:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    environment.filters |= {"prose": _prose, "quoted": _quoted, "shell": shlex.quote}
     data: Mapping[str, Any] = training.get("data") or {}
     names = [target.name, target.base]
     return environment.get_template("card.md.jinja").render(
@@ -95,6 +98,16 @@ def card(stored: StoredDrafter, drafter: NeuralDrafter, sources: Sources, place:
         shipped=is_adapter(stored.folder / ADAPTER),
         decider=_decider(stored, place),
     )
+
+
+def _prose(text: object) -> str:
+    """Return what Markdown shows as this text, on one line: a name is somebody else's."""
+    return _MARKS.sub(r"\\\g<0>", " ".join(str(text).split())).replace("<", "&lt;")
+
+
+def _quoted(text: str) -> str:
+    """Return a text as Python reads it."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _decider(stored: StoredDrafter, place: str) -> str | None:

@@ -5,6 +5,7 @@ exact: a missing tensor, an unused one, an unknown field or another target is an
 """
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -98,6 +99,10 @@ def load_drafter(spec: str | Path, target: Target | None = None) -> Drafter:
     Raises:
         UserError: says what is missing, unused, unknown or different.
     """
+    if not isinstance(spec, str | os.PathLike):
+        raise UserError(f"drafter is {spec!r}: give a folder or a name")
+    if not isinstance(target, Target | None):
+        raise UserError(f"target is {target!r}: give what Target.load made")
     folder, parts = Path(spec), parts_of(str(spec))
     if len(parts) > 1:
         return joined([load_drafter(part, target) for part in parts])

@@ -34,6 +34,9 @@ class ReducedDrafter(NeuralDrafter, Generic[Options]):
     Args:
         config: options; draft_vocab_size is resolved here, 0 if all ids are kept.
         shape: of the target.
+
+    Attributes:
+        made_for: the shape of its target, which `shape` is unless a family says otherwise.
     """
 
     schema: ClassVar[type[Any]]
@@ -43,7 +46,7 @@ class ReducedDrafter(NeuralDrafter, Generic[Options]):
         super().__init__()
         self.vocabulary = DraftVocabulary(config.draft_vocab_size, shape.vocab_size)
         self.config = replace(config, draft_vocab_size=self.vocabulary.size)
-        self.shape = shape
+        self.shape = self.made_for = shape
 
     @classmethod
     def build(cls, options: Mapping[str, object], shape: TargetShape) -> Self:

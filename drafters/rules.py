@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -68,6 +69,9 @@ class Rules:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if not isinstance(getattr(self, name), Real):
+                raise UserError(f"{name} is {getattr(self, name)!r}: give a number")
         if not 0 < self.repetition_penalty < math.inf:
             raise UserError(
                 f"repetition_penalty is {self.repetition_penalty}: give more than 0; 1 is off"
@@ -75,9 +79,18 @@ class Rules:
         for name in ("presence_penalty", "frequency_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise UserError(f"{name} is {getattr(self, name)}: give a finite number; 0 is off")
+        if not isinstance(self.logit_bias, Mapping):
+            raise UserError(f"logit_bias is {self.logit_bias!r}: give {{(id, ...): bias}}")
+        for bias in self.logit_bias.values():
+            if not isinstance(bias, Real) or not bias < math.inf:  # NaN is not below it either
+                raise UserError(f"logit_bias holds {bias!r}: give a number; -inf forbids the token")
+        if not isinstance(self.bad_words, Sequence):
+            raise UserError(f"bad_words is {self.bad_words!r}: give a list of sequences of ids")
         for name, sequences in (("logit_bias", self.logit_bias), ("bad_words", self.bad_words)):
-            if any(len(sequence) == 0 for sequence in sequences):
-                raise UserError(f"{name} holds an empty sequence: give at least one id in each")
+            for sequence in sequences:
+                _check_sequence(name, sequence)
+        if self.allowed is not None and not callable(self.allowed):
+            raise UserError(f"allowed is {self.allowed!r}: give a function of the ids so far")
 
     def check(self, vocab_size: int) -> None:
         """Refuse ids that the target does not have.
@@ -143,6 +156,15 @@ class Rules:
         return scores if self.allowed is None else _constrain(scores, self.allowed(before))
 
 
+def _check_sequence(name: str, sequence: object) -> None:
+    if isinstance(sequence, str) or not isinstance(sequence, Sequence):
+        raise UserError(f"{name} holds {sequence!r}: give a sequence of ids, of one token (id,)")
+    if not sequence:
+        raise UserError(f"{name} holds an empty sequence: give at least one id in each")
+    if not all(isinstance(token, Integral) for token in sequence):
+        raise UserError(f"{name} holds {sequence!r}: give token ids")
+
+
 def _begun(before: Sequence[int], sequence: Sequence[int]) -> bool:
     """Tell whether a sequence lacks only its last token."""
     prefix = list(sequence[:-1])
@@ -151,7 +173,8 @@ def _begun(before: Sequence[int], sequence: Sequence[int]) -> bool:
 
 def _constrain(scores: Tensor, allowed: Sequence[int]) -> Tensor:
     mask = torch.full_like(scores, -torch.inf)
-    mask[torch.tensor([t for t in allowed if t < len(scores)], dtype=torch.int64)] = 0.0
+    ids = [token for token in allowed if 0 <= token < len(scores)]
+    mask[torch.tensor(ids, dtype=torch.int64)] = 0.0
     kept = scores + mask
     # as HF does: where other rules forbid all that is allowed, the constraint wins
     return mask if bool(kept.isneginf().all()) else kept

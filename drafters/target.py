@@ -5,6 +5,7 @@ model's own, and answers for trees, prompts and training batches in the terms of
 nn.Module: it cannot slip into a state_dict, an optimizer or a distributed wrapper.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,12 +130,16 @@ class Target:
             UserError: if nothing loadable is there, or as the class raises it.
         """
         check_engine(engine)
+        if not isinstance(path, str | os.PathLike):
+            raise UserError(f"target is {path!r}: give a folder or the id of a model on the hub")
         if weights not in (None, INT8):
             raise UserError(f"weights is {weights!r}: give {INT8}, or leave it out")
         spread = asked_spread(device_map, max_memory, offload_folder, engine, weights)
         engine = engine if spread is None else "reference"
         place = chosen_device(device)
-        kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+            raise UserError(f"dtype is {dtype!r}: give float32 or bfloat16")
         model = load_model(path, "target", kind, trust_remote_code=trust_remote_code, spread=spread)
         tokenizer = load_tokenizer(path, "target", trust_remote_code=trust_remote_code)
         if spread is not None and device is None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
+BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
@@ -27,7 +27,7 @@ class TextStream:
         """Take in ids and return the text that became final."""
         self.ids.extend(ids)
         text = self._new_text()
-        if text.endswith(_BROKEN):
+        if text.endswith(BROKEN):
             return ""
         return self._hand_out(text)
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from drafters.base import Commit, Drafter, ReadsCache, TargetOutput
+from drafters.base import Commit, Drafter, JointDrafter, ReadsCache, TargetOutput
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.laws import Laws
@@ -66,7 +66,8 @@ class Decoder:
         verify: name of the verifier; None: the default of what the growth drafts.
 
     Raises:
-        UserError: if the verifier may not judge what the growth drafts.
+        UserError: if the verifier may not judge what the growth drafts, or the drafter was made
+            for a target of another shape.
     """
 
     @torch.inference_mode()
@@ -83,6 +84,7 @@ class Decoder:
         verify: str | None = None,
     ) -> None:
         """Allocate the cache and start the drafter's session."""
+        _check_made_for(drafter, target)
         self.verify = VERIFIERS[resolve(growth, verify)]
         if warp.rules is not None:
             warp.rules.check(target.shape.vocab_size)
@@ -269,6 +271,21 @@ class Decoder:
         clock.verify += verify
         clock.commit += commit
         clock.rounds += 1
+
+
+def _check_made_for(drafter: Drafter, target: Target) -> None:
+    """Refuse weights that were made for a target of another shape; a fingerprint tells more."""
+    members = drafter.members if isinstance(drafter, JointDrafter) else ()
+    for member in members:
+        _check_made_for(member, target)
+    made_for = getattr(drafter, "made_for", None)
+    for name in ("vocab_size", "hidden_size", "num_layers") if made_for is not None else ():
+        theirs, ours = getattr(made_for, name), getattr(target.shape, name)
+        if theirs != ours:
+            raise UserError(
+                f"drafter {drafter.name} was made for a target whose {name} is {theirs}, "
+                f"{target.name} has {ours}: give the target it was trained on"
+            )
 
 
 def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]) -> None:

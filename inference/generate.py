@@ -5,9 +5,10 @@ number alone, not on which rows run beside it.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import index
+from typing import TypeVar
 
 from drafters.base import Commit, Drafter
 from drafters.errors import UserError
@@ -24,6 +25,8 @@ from inference.modes import tree_mode
 from inference.pricing import priced
 from inference.prompts import text_ids
 from inference.stop import Stop
+
+Item = TypeVar("Item")
 
 _ROWS = 8  # rows decoded together unless the caller says otherwise
 
@@ -52,13 +55,15 @@ class Sampling:
         """Check what no later stage would check before model work."""
         check_at_least(self.max_new_tokens, 1, "max_new_tokens")
         check_seed(self.seed)
+        if not isinstance(self.warp, Warp):
+            raise UserError(f"warp is {self.warp!r}: give drafters.sampling.Warp(...)")
         if isinstance(self.stop_strings, str):  # a sequence of texts too, of one character each
             raise UserError(f"stop_strings is one text: give ({self.stop_strings!r},)")
-        for string in self.stop_strings:
+        for string in _several("stop_strings", self.stop_strings, "texts"):
             _check_text(string)
-        ends = self.eos_ids or ()
-        if isinstance(ends, str) or not all(isinstance(end, int) for end in ends):
-            raise UserError(f"eos_ids is {ends!r}: give token ids")
+        ends = () if self.eos_ids is None else _several("eos_ids", self.eos_ids, "token ids")
+        if isinstance(self.eos_ids, str) or not all(isinstance(end, int) for end in ends):
+            raise UserError(f"eos_ids is {self.eos_ids!r}: give token ids")
         rules = self.warp.rules
         if not isinstance(rules, Rules | None):
             raise UserError(f"rules is {rules!r}: give drafters.rules.Rules(...), or leave it out")
@@ -137,9 +142,11 @@ class Generation:
         verify: str | None = None,
     ) -> None:
         """Check the prompts and allocate the engine."""
-        if not hasattr(drafter, "start"):
+        if not isinstance(target, Target):
+            raise UserError(f"target is {target!r}: give what Target.load made")
+        if not hasattr(drafter, "start") or isinstance(drafter, type):
             raise UserError(f"drafter is {drafter!r}: give what load_drafter or build_drafter made")
-        if not isinstance(growth, Growth | None):
+        if not isinstance(growth, Growth | None) or isinstance(growth, type):
             raise UserError(
                 f"growth is {growth!r}: give drafters.growth.Chain(4), or another there"
             )
@@ -149,9 +156,12 @@ class Generation:
             check_at_least(rows, 1, "rows")
         if isinstance(prompts, str):  # a sequence of texts too, of one character each
             raise UserError("prompts is one text: give a list of prompts, such as [text]")
-        self.prompts = [_ids(target, prompt) for prompt in prompts]
+        given = _several("prompts", prompts, "a list of prompts, each a text or token ids")
+        self.prompts = [_ids(target, prompt) for prompt in given]
         if not self.prompts:
             raise UserError("no prompts were given: give at least one")
+        if self.sampling.stop_strings and target.tokenizer is None:
+            raise UserError(f"{target.name} has no tokenizer to find stop_strings with: give ids")
         limit = target.shape.max_positions
         longest = max(len(prompt) for prompt in self.prompts)
         if longest >= limit:
@@ -268,13 +278,15 @@ def generate(
     Raises:
         UserError: if a value or prompt cannot be served; before any model work.
     """
-    ends = (eos_ids,) if isinstance(eos_ids, int) else eos_ids
+    ends = None if eos_ids is None else _ends(eos_ids)
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
         warp=Warp(temperature, top_k, top_p, min_p, rules),
         seed=seed,
-        stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings),
-        eos_ids=None if ends is None else frozenset(ends),
+        stop_strings=(stop_strings,)
+        if isinstance(stop_strings, str)
+        else _several("stop_strings", stop_strings, "texts"),
+        eos_ids=ends,
         scores=scores,
     )
     run = Generation(
@@ -289,6 +301,21 @@ def _scores(commit: Commit) -> list[float]:
     nodes = list(commit.path) or [0]
     laws = commit.logits[nodes].float().log_softmax(-1)
     return laws[range(len(nodes)), list(commit.emitted)].tolist()
+
+
+def _ends(eos_ids: Sequence[int] | int) -> frozenset[int]:
+    given = [eos_ids] if isinstance(eos_ids, int) else eos_ids
+    try:
+        return frozenset(given)
+    except TypeError:
+        raise UserError(f"eos_ids is {eos_ids!r}: give token ids") from None
+
+
+def _several(name: str, given: Iterable[Item], kind: str) -> tuple[Item, ...]:
+    """Return what was given; refuse what holds nothing that could be gone through."""
+    if not isinstance(given, Iterable):
+        raise UserError(f"{name} is {given!r}: give {kind}")
+    return tuple(given)
 
 
 def _check_text(string: object) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inference.detokenize import BROKEN
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -44,6 +46,7 @@ class Stop:
         reach = max(len(string.encode()) for string in self.strings) + len(tokens)
         context = [*before[-reach:], *tokens]
         old, new = (self.tokenizer.decode(ids) for ids in (context[:-1], context))
+        known = len(old.rstrip(BROKEN))  # a token may finish a character
         return any(
-            new.find(string, max(0, len(old) - len(string) + 1)) >= 0 for string in self.strings
+            new.find(string, max(0, known - len(string) + 1)) >= 0 for string in self.strings
         )

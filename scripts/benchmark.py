@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from console import (
     DEVICE_HELP,
@@ -48,6 +47,7 @@ from inference.prompts import Prompt, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
 from inference.traces import read_traces, write_traces
+from training.commandline import Screen
 
 cli = app(__doc__ or "")
 
@@ -117,7 +117,7 @@ def benchmark(
     if as_json:
         print(json.dumps(result))
     else:
-        console = Console()
+        console = Screen()
         console.width = console.width if console.is_terminal else _WIDTH
         console.print(report.table(result), *category_matrix.tables(result))
         if peers:

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +24,7 @@ from drafters.errors import UserError
 from inference.page.labels import full_names
 from inference.regression import compare_runs
 from inference.report import as_written, read
+from training.commandline import Screen
 
 cli = app(__doc__ or "")
 
@@ -62,7 +62,7 @@ def compare(
     if as_json:
         print(json.dumps(found))
     else:
-        console = Console()
+        console = Screen()
         console.width = console.width if console.is_terminal else _WIDTH
         for one, shown in zip(found, names, strict=True):
             console.print(_table(one, shown))

@@ -25,7 +25,6 @@ from typing import Annotated
 
 import typer
 from omegaconf import MISSING
-from rich.console import Console
 
 from console import app, note, run
 from drafters import embedded
@@ -33,6 +32,7 @@ from drafters.errors import UserError
 from drafters.settings import configs_dir, find_config, load
 from drafters.whole import check_place, write_text
 from inference import report
+from training.commandline import Screen
 
 cli = app(__doc__ or "")
 
@@ -208,7 +208,7 @@ def _wait_for_group(group: int) -> None:
 
 
 def _show(path: Path) -> None:
-    console = Console()
+    console = Screen()
     console.width = console.width if console.is_terminal else _WIDTH
     result = json.loads(path.read_text())
     console.print(report.table(result))

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +30,7 @@ from inference.doctor import LINKS, Diagnosis, Finding, examine, patient_of, sto
 from inference.machine import versions
 from inference.prompts import first_turn_ids, read_prompts
 from inference.served import Engine, ForeignEngine
+from training.commandline import Screen
 
 cli = app(__doc__ or "")
 
@@ -81,7 +81,7 @@ def doctor(
     if as_json:
         print(json.dumps(found.to_dict() | {"versions": versions()}))
     else:
-        console = Console()
+        console = Screen()
         console.width = console.width if console.is_terminal else _WIDTH
         console.print(_table(found))
     broken = found.broken

@@ -16,7 +16,6 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from console import (
     DEVICE_HELP,
@@ -42,6 +41,7 @@ from inference.machine import versions
 from inference.modes import LOSSY, shown
 from inference.prompts import chat_ids, has_template, text_ids
 from inference.spec import Spec
+from training.commandline import Screen, spelt
 
 SHIPPED = "ngram+{}:growth=dynamic,nodes=8,width=2,depth=4"
 
@@ -158,15 +158,15 @@ def _speed(generation: Generation, output: Output) -> float:
 
 def _stream(generation: Generation, text: TextStream, *, color: bool) -> None:
     """Write the text as it becomes final; a piece is marked if its last token was drafted."""
-    console = Console(force_terminal=True, highlight=False, soft_wrap=True) if color else None
+    console = Screen(force_terminal=True, highlight=False, soft_wrap=True) if color else None
 
     def show(piece: str, *, drafted: bool = False) -> None:
         if console is None:
-            sys.stdout.write(piece)
+            sys.stdout.write(spelt(piece) if sys.stdout.isatty() else piece)
             sys.stdout.flush()
         else:
             style = "green" if drafted else None
-            console.print(piece, end="", style=style, markup=False, emoji=False)
+            console.print(piece, end="", style=style)
 
     for _, commit in generation:
         for piece, drafted in _pieces(text, commit):

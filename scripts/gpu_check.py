@@ -22,7 +22,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from console import app, note, run
@@ -43,6 +42,7 @@ from inference.prompts import read_prompts
 from inference.scripted import ScriptedDrafter
 from inference.spec import Spec
 from inference.summary import summarise
+from training.commandline import Screen
 from training.reader import WeightlessReader
 
 cli = app(__doc__ or "")
@@ -204,7 +204,7 @@ def _measured(
 
 
 def _show(result: dict[str, Any]) -> None:
-    console = Console()
+    console = Screen()
     console.width = console.width if console.is_terminal else _WIDTH
     console.print(_case_table(result))
     for part in result["benchmarks"].values():

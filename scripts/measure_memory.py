@@ -18,7 +18,6 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from console import app, progress, run
@@ -27,6 +26,7 @@ from drafters.errors import UserError
 from drafters.registry import build_drafter
 from drafters.settings import find_config, load
 from drafters.target import Target
+from training.commandline import Screen
 from training.examples import Example
 from training.features import Lessons
 from training.memory import LiveTensors, step_memory
@@ -73,7 +73,7 @@ def measure_memory(
         found = [column[row] for column in columns]
         shape = " x ".join(map(str, found[-1].largest))
         table.add_row(str(size), *(f"{x.peak / 2**20:.1f} MiB" for x in found), shape)
-    Console(soft_wrap=True).print(table)
+    Screen(soft_wrap=True).print(table)
 
 
 def _drafter(family: str, settings: TrainSettings, target: Target) -> NeuralDrafter:

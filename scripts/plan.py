@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from console import ENGINE_HELP, Dtype, Engine, app, run
 from drafters.errors import UserError
@@ -33,6 +32,7 @@ from inference.payoff import Payoff, last_batch, typed_prices
 from inference.payoff_report import ASSUMED, advice, table
 from training.accelerators import ACCELERATORS, accelerator
 from training.achieved import achieved, compared
+from training.commandline import Screen
 from training.options import TrainSettings
 from training.paper_target import paper_target
 from training.projection import Project, project
@@ -228,9 +228,9 @@ def _tokens(text: str) -> float:
     return float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[match[2]]
 
 
-def _print(console: Console, lines: list[str]) -> None:
+def _print(console: Screen, lines: list[str]) -> None:
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _typed(typed: Typed, gamma: int | None, *, overlap: bool) -> dict[str, Any]:
@@ -254,8 +254,8 @@ def _assumed(alpha: str, forward: str, overlap: bool, *more: str, **values: obje
     return [ASSUMED[name].format(**values) for name in names]
 
 
-def _console() -> Console:
-    console = Console()
+def _console() -> Screen:
+    console = Screen()
     console.width = console.width if console.is_terminal else _WIDTH
     return console
 

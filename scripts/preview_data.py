@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from console import app, run
 from drafters.errors import UserError
 from drafters.settings import load
+from training.commandline import Screen
 from training.examples import Example, Report, first_tokens, make_examples, pack, split
 from training.lesson_settings import DataSettings
 from training.parts import with_stored_options
@@ -52,7 +52,7 @@ def preview_data(
     records = read_records(settings.path, settings.split)
     reader = WeightlessReader.load(target)
     examples, report = make_examples(records, reader, settings)
-    screen = Console(highlight=False)
+    screen = Screen(highlight=False)
     for example in examples[:show]:
         screen.rule(f"{example.id}: {len(example)} tokens, {example.supervised} learned")
         screen.print(coloured(example, reader.tokenizer))
@@ -61,7 +61,7 @@ def preview_data(
             screen.print(positions(example, reader.tokenizer, start, table))
     screen.rule("all chats")
     for line in _summary(report, examples, settings):
-        screen.print(line, markup=False)
+        screen.print(line)
     screen.print(_covered(reader, examples, settings, sizes, gamma))
 
 

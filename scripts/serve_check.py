@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from console import Dtype, EnginesRoot, app, note, run
@@ -35,6 +34,7 @@ from inference.machine import versions
 from inference.prompts import first_turn_ids, read_prompts
 from inference.served import Engine, ForeignEngine, Job
 from inference.served.comparison import acceptance, decode, engine_facts, same_drafts, sameness
+from training.commandline import Screen
 
 cli = app(__doc__ or "")
 
@@ -127,7 +127,7 @@ def serve_check(
 
 
 def _show(result: dict[str, Any]) -> None:
-    console = Console()
+    console = Screen()
     console.width = console.width if console.is_terminal else _WIDTH
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"{result['family']}, {result['engine']}")
     for name in ("", "tau", "accepted", "drafted", "by position"):

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from console import (
     DEVICE_HELP,
@@ -54,6 +53,7 @@ from inference.prompts import Prompt, first_turn_ids, read_prompts
 from inference.spec import Spec
 from inference.summary import summarise
 from inference.tuning import Candidate, Largest, candidates, named, probes, ranked
+from training.commandline import Screen
 
 cli = app(__doc__ or "")
 
@@ -163,11 +163,11 @@ def tune(
     if as_json:
         print(json.dumps(result))
     else:
-        console = Console()
+        console = Screen()
         console.width = console.width if console.is_terminal else _WIDTH
         console.print(tune_report.table(result, top))
         for line in tune_report.advice(result):
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+            console.print(line, soft_wrap=True, highlight=False)
     note(f"wrote {path}")
 
 

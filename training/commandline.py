@@ -14,6 +14,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from drafters.errors import UserError
 from drafters.untrusted import LARGEST, is_too_large
@@ -55,7 +56,38 @@ if not sys.stderr.isatty():
     # tqdm reads it on import: no bars of other libraries in logs either
     os.environ.setdefault("TQDM_DISABLE", "1")
 
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+_SPELT = {
+    code: repr(chr(code))[1:-1]
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if chr(code) not in "\n\t"
+}
+
+
+def spelt(text: str) -> str:
+    r"""Return a text as a terminal may print it: what would steer the terminal, as its escape.
+
+    >>> spelt("a\x1b[2J\tb")
+    'a\\x1b[2J\tb'
+    """
+    return text.translate(_SPELT)
+
+
+class Screen(Console):
+    """A console that no text steers: names, prompts and chats are somebody else's.
+
+    Neither rich's markup nor control characters mean anything in them.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Take what rich's console takes."""
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text with a terminal's orders spelt out."""
+        return super().render_str(spelt(text), **options)
+
+
+stderr = Screen(stderr=True, highlight=False, soft_wrap=True)
 
 
 def empty(text: str) -> typer.Typer:
@@ -149,7 +181,7 @@ def ended(command: Any) -> int:
 def note(text: str) -> None:
     """Write one line to stderr, of several processes from the first."""
     if os.environ.get("RANK", "0") == "0":
-        stderr.print(text, markup=False)
+        stderr.print(text)
 
 
 def _warning(message: Warning | str, *_: object) -> str:
@@ -165,5 +197,5 @@ def _message(error: Exception) -> str:
 def _fail(text: str) -> int:
     # Bare text to a pipe, so that the line can be matched; red for a person.
     if os.environ.get("RANK", "0") == "0":
-        stderr.print(f"error: {' '.join(text.split())}", style="red", markup=False)
+        stderr.print(f"error: {' '.join(text.split())}", style="red")
     return 2

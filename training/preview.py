@@ -15,6 +15,7 @@ from torch import Tensor
 
 from drafters.errors import UserError
 from drafters.vocab import choose, coverage
+from training.commandline import spelt
 from training.examples import Example
 
 LEARNED, READ = "bold green", "dim"
@@ -88,8 +89,8 @@ def coloured(example: Example, tokenizer: Any) -> Text:
     """Return a chat's text: what is learned bold green, what is only read dim."""
     text = Text()
     for ids, learned in _runs(example):
-        shown = tokenizer.decode(ids, skip_special_tokens=False)
-        text.append(shown, style=LEARNED if learned else READ)
+        said = tokenizer.decode(ids, skip_special_tokens=False)
+        text.append(spelt(said), style=LEARNED if learned else READ)
     return text
 
 

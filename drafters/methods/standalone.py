@@ -94,6 +94,7 @@ class StandaloneDrafter(ReducedDrafter[StandaloneOptions]):
         layers = _checked_layers(config, shape.num_layers)
         # the model to start from has the target's vocabulary
         super().__init__(replace(config, layers=layers, num_layers=len(layers)), shape)
+        self.made_for = target
         kind = LayerKind(qk_norm=config.qk_norm, bias=config.attention_bias)
         width = self.shape.hidden_size
         self.rotary = Rotary(self.shape)

@@ -22,6 +22,7 @@ _TEX = {
     ">": r"\textgreater{}",
 }
 _HEADINGS = ("drafter", "shape", "tau", "distinct-4", "looped", "alpha", "speed-up", "95\\%")
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet drops the last two
 _PAIRS = ("tau_interval", "speedup_interval")
 
 
@@ -100,4 +101,4 @@ def _write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 def _cell(value: object) -> object:
     """Return a text that no spreadsheet takes for a formula; numbers as they are."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value

@@ -86,6 +86,18 @@ def test_a08_a_string_that_ends_inside_a_token(target: Target) -> None:
     assert stop.cut([5], [9, token, token], room=9) == (2, "stop")
 
 
+@pytest.mark.parametrize("string", ["é", "aé", "a💥", "é."])
+def test_a08_a_string_whose_last_character_is_several_tokens(target: Target, string: str) -> None:
+    """Half a character reads as another one, in the place that the whole one takes later."""
+    ids = target.tokenizer("xxaé.a💥x")["input_ids"]
+    ends = len(target.tokenizer("xxaé.a💥x".partition(string)[0] + string)["input_ids"])
+    stop = Stop(strings=(string,), tokenizer=target.tokenizer)
+    assert stop.cut([5], ids, room=99) == (ends, "stop")
+    for place in range(1, len(ids)):  # the same, one round later
+        found = stop.cut([5, *ids[:place]], ids[place:], room=99)
+        assert found == ((ends - place, "stop") if place < ends else (len(ids) - place, None))
+
+
 def test_a08_end_token_string_and_limit_in_one_block(target: Target) -> None:
     """Whatever comes first ends the row; on one token, an end goes before the limit."""
     letters = target.tokenizer("abcde")["input_ids"]

@@ -12,10 +12,11 @@ from drafters.base import NeuralDrafter
 from drafters.checkpoint import load_drafter, save_drafter
 from drafters.errors import UserError
 from drafters.growth import Chain
-from drafters.registry import build_drafter, methods
+from drafters.registry import build_drafter, joined, methods
 from drafters.target import Target
 from drafters.vocab import DraftVocabulary
-from inference import generate
+from inference import Sampling, generate
+from inference.generate import Generation
 from tests.folders import save_tiny_target, tiny_tokenizer
 from tests.tiny import prompts_of, tiny_model, tiny_target
 from training.lesson_settings import DataSettings
@@ -45,6 +46,28 @@ def test_a18_a_drafter_of_another_target_names_both(tmp_path: Path) -> None:
     folder = save_drafter(drafter_of("medusa", ours), tmp_path / "d", ours)
     with pytest.raises(UserError, match="its vocab_size is 128, tiny-llama has 160"):
         load_drafter(folder, other)
+
+
+@pytest.mark.parametrize(
+    ("field", "sizes"),
+    [
+        ("vocab_size", {"vocab_size": 160}),
+        ("hidden_size", {"hidden_size": 32, "intermediate_size": 64}),
+        ("num_layers", {"num_hidden_layers": 2}),
+    ],
+)
+@pytest.mark.parametrize("name", [*NEURAL, "hybrid"])
+def test_a18_weights_for_another_shape_are_not_run(
+    name: str, field: str, sizes: dict[str, int]
+) -> None:
+    """A drafter that was loaded without its target: kernels would read what is not theirs."""
+    ours, other = tiny_target(num_hidden_layers=3), tiny_target(**{"num_hidden_layers": 3, **sizes})
+    alone = drafter_of("medusa" if name == "hybrid" else name, ours)
+    drafter = alone if name != "hybrid" else joined([alone, build_drafter("ngram", {}, ours.shape)])
+    with pytest.raises(UserError, match=f"was made for a target whose {field} is"):
+        generate(other, drafter, prompts_of(5), growth=Chain(1), max_new_tokens=4)
+    (output,) = generate(ours, drafter, prompts_of(5), growth=Chain(1), max_new_tokens=4)
+    assert len(output.ids) == 4
 
 
 def test_a18_swapped_strings_make_another_target(tmp_path: Path) -> None:
@@ -104,11 +127,15 @@ def test_a20_the_map_lies_with_the_weights(name: str, tmp_path: Path) -> None:
             module.keep(ids)
     folder = save_drafter(drafter, tmp_path / "d", target)
     loaded = load_drafter(folder, target)
-    seen: list[list[int]] = []
+    seen: list[list[list[int]]] = []
     for one in (drafter, loaded):
-        (output,) = generate(target, one, prompts_of(5), growth=Chain(2), max_new_tokens=8)
-        seen.append(output.accepted)
+        run = Generation(target, one, prompts_of(5), growth=Chain(2), sampling=Sampling(8))
+        trees = [commit.tree for _, commit in run if commit.tree is not None]
+        seen.append([tree.token_list[1:] for tree in trees])
     assert seen[0] == seen[1]
+    drafted = [token for tree in seen[0] for token in tree]
+    assert drafted
+    assert set(drafted) <= set(ids.tolist())
     assert isinstance(loaded, NeuralDrafter)
     assert loaded.ids is not None
     assert loaded.ids.tolist() == ids.tolist()

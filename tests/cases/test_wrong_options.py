@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
+from drafters.growth import Chain
 from drafters.growth.ranks import read_paths
 from drafters.methods.none import NoDrafter
 from drafters.rules import Rules
@@ -83,13 +85,84 @@ def test_a_temperature_that_overflows_blames_no_target() -> None:
         ({"seed": "5"}, "seed is '5': give a whole number from"),
         ({"max_new_tokens": "5"}, "max_new_tokens is '5': give a whole number of 1 or more"),
         ({"eos_ids": "</s>"}, "eos_ids is .*: give token ids"),
+        ({"eos_ids": 5.5}, "eos_ids is 5.5: give token ids"),
+        ({"eos_ids": [[5]]}, r"eos_ids is \[\[5\]\]: give token ids"),
         ({"verify": 5}, "verify is 5: give"),
+        ({"verify": ["block"]}, r"verify is \['block'\]: give"),
+        ({"drafter": NoDrafter}, "drafter is <class .*: give what load_drafter"),
+        ({"growth": Chain}, "growth is <class .*: give drafters.growth.Chain"),
+        ({"stop_strings": None}, "stop_strings is None: give texts"),
+        ({"stop_strings": 5}, "stop_strings is 5: give texts"),
+        ({"stop_strings": "end"}, "tiny-llama has no tokenizer to find stop_strings with"),
     ],
 )
 def test_a_value_of_another_kind(values: dict, said: str) -> None:
     given = {"drafter": NoDrafter(), "max_new_tokens": 2, **values}
     with pytest.raises(UserError, match=said):
         generate(tiny_target(), given.pop("drafter"), [[5]], **given)
+
+
+@pytest.mark.parametrize("given", [None, "T", Path("T")])
+def test_what_is_no_target(given: object) -> None:
+    with pytest.raises(UserError, match=r"target is .*: give what Target\.load made"):
+        generate(given, NoDrafter(), [[5]])  # type: ignore[arg-type]
+    if given is not None:
+        with pytest.raises(UserError, match=r"target is .*: give what Target\.load made"):
+            load_drafter("none", given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [None, 5, b"T"])
+def test_what_is_no_folder(given: object) -> None:
+    with pytest.raises(UserError, match=r"target is .*: give a folder"):
+        Target.load(given)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"drafter is .*: give a folder"):
+        load_drafter(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float99", "nn", "int8", None])
+def test_what_is_no_dtype(dtype: object, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dtype is .*: give float32 or bfloat16"):
+        Target.load(tmp_path, dtype=dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"repetition_penalty": "x"}, "repetition_penalty is 'x': give a number"),
+        ({"presence_penalty": None}, "presence_penalty is None: give a number"),
+        ({"logit_bias": [1]}, r"logit_bias is \[1\]: give"),
+        ({"logit_bias": {5: 1.0}}, r"logit_bias holds 5: give a sequence of ids, of one token"),
+        ({"logit_bias": {"ab": 1.0}}, "logit_bias holds 'ab': give a sequence of ids"),
+        ({"logit_bias": {(5.5,): 1.0}}, r"logit_bias holds \(5\.5,\): give token ids"),
+        ({"logit_bias": {(5,): "x"}}, "logit_bias holds 'x': give a number"),
+        ({"logit_bias": {(5,): NAN}}, "logit_bias holds nan: give a number; -inf forbids"),
+        ({"logit_bias": {(5,): INFINITE}}, "logit_bias holds inf: give a number; -inf forbids"),
+        ({"bad_words": [5]}, "bad_words holds 5: give a sequence of ids"),
+        ({"bad_words": ["abc"]}, "bad_words holds 'abc': give a sequence of ids"),
+        ({"bad_words": None}, "bad_words is None: give a list of sequences"),
+        ({"allowed": "x"}, "allowed is 'x': give a function"),
+    ],
+)
+def test_rules_that_are_none(values: dict, said: str) -> None:
+    """NaN and infinity as a bias had the target blamed; the others ended in a traceback."""
+    with pytest.raises(UserError, match=said):
+        Rules(**values)
+
+
+def test_a_bias_may_forbid_a_token() -> None:
+    target = tiny_target()
+    (plain,) = generate(target, NoDrafter(), [[5]], max_new_tokens=1)
+    rules = Rules(logit_bias={tuple(plain.ids): -INFINITE})
+    (other,) = generate(target, NoDrafter(), [[5]], max_new_tokens=1, rules=rules)
+    assert other.ids != plain.ids
+
+
+@pytest.mark.parametrize("ids", [[-1], [128], []])
+def test_what_a_constraint_allows_does_not_count_from_the_end(ids: list[int]) -> None:
+    """An id of -1 was taken for the vocabulary's last."""
+    rules = Rules(allowed=lambda _: ids)
+    with pytest.raises(UserError, match="the rules leave no token"):
+        generate(tiny_target(), NoDrafter(), [[5]], max_new_tokens=2, rules=rules)
 
 
 def test_stop_strings_are_not_letters() -> None:
@@ -142,6 +215,8 @@ def test_a_config_of_a_larger_model_than_its_weights(tmp_path: Path) -> None:
     ("prompts", "said"),
     [
         ("Once", "prompts is one text"),
+        (None, "prompts is None: give a list of prompts"),
+        (5, "prompts is 5: give a list of prompts"),
         ([[5, 128]], "id 128: give 0 to 127"),
         ([[5, -1]], "id -1: give 0 to 127"),
         ([[5.0]], "holds no token ids"),

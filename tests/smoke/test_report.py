@@ -16,8 +16,9 @@ from tests.scripts import Done, run_script
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
+CATEGORY = "a $x_{$ & <i>b [/bold]\x1b[2J"  # for matplotlib, a browser, rich and a terminal
 LINES = [
-    {"question_id": "</script><b>1", "category": "a $x_{$ & <i>b", "turns": [HOSTILE]},
+    {"question_id": "</script><b>1", "category": CATEGORY, "turns": [HOSTILE]},
     {"question_id": 2, "category": "=1+1", "turns": ["x = 1"]},
     {"question_id": 3, "category": "chat", "turns": ["and in the end"]},
 ]
@@ -40,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("inference.bench._COST_SAMPLES", 1)
         done = run_script("benchmark.py", *where, *options)
     assert done.returncode == 0, done.stderr
+    assert r"[/bold]\x1b[2J" in done.stdout.replace("\n", "")
+    assert "\x1b" not in done.stdout
     return place / "out"
 
 

@@ -1,12 +1,15 @@
 import importlib.util
 import sys
 import warnings
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import typer
+from rich.table import Table
 
 from drafters.errors import UserError
+from training.commandline import Screen
 
 SOURCE = Path(__file__).parents[2] / "scripts" / "console.py"
 spec = importlib.util.spec_from_file_location("console", SOURCE)
@@ -23,6 +26,8 @@ def ending(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
             raise UserError("how = 'badly' is not allowed;\n give 'well'")
         if how == "interrupted":
             raise KeyboardInterrupt
+        if how == "steered":
+            raise UserError("no folder \x1b[2J\x9b1m[/red]:boom:")
         if how == "exit":
             raise typer.Exit(3)
         if how == "warned":
@@ -50,6 +55,8 @@ def test_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         (["--how", "badly"], 2, "error: how = 'badly' is not allowed; give 'well'\n"),
         (["--how", "interrupted"], 130, "interrupted; what was saved stays\n"),
         (["--how", "exit"], 3, ""),
+        # what would clear a terminal, markup that closes nothing, and what is no emoji
+        (["--how", "steered"], 2, r"error: no folder \x1b[2J\x9b1m[/red]:boom:" + "\n"),
         (["--how", "warned"], 0, "warning: outputs end early\n"),
         (["--cuont", "7"], 2, "error: No such option: --cuont"),
         (["--count", "x"], 2, "error: Invalid value for '--count'"),
@@ -84,6 +91,17 @@ def test_foreign_distributions_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     (line,) = console.foreign_distributions()
     assert line.startswith("the distribution 'inference' 0.9 from PyPI is another project")
     assert "pip uninstall inference" in line
+
+
+def test_no_name_steers_a_screen() -> None:
+    """Categories and names of drafters stand in tables; an end of markup gave a traceback."""
+    said = StringIO()
+    table = Table("a\x1b]0;x\x07", title="[/bold]")
+    table.add_row("[/red] :boom: \x1b[2Jx\tü")
+    Screen(file=said, width=80).print(table, "[bold]plain")
+    assert "\x1b" not in said.getvalue()
+    for text in (r"a\x1b]0;x\x07", "[/bold]", r"[/red] :boom: \x1b[2Jx", "ü", "[bold]plain"):
+        assert text in said.getvalue()
 
 
 def test_no_bars_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 """Publishing: to a folder, to a hub on this machine, and back by load_drafter."""
 
+import ast
 import json
+import shlex
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +177,26 @@ def test_the_card_says_what_is_known(folder: Path, benchmark: Path) -> None:
         "## Licence",
     ):
         assert said in body, (said, body)
+
+
+def test_no_name_writes_the_card(folder: Path) -> None:
+    """Names stand in prose, tables, Python and shell; none of them ends what it stands in."""
+    config = json.loads((folder / CONFIG).read_text())
+    name = 'x"); evil("|<script>alert(1)</script>`\n# Title [a](b)'
+    config["target"]["name"] = name
+    (folder / CONFIG).write_text(json.dumps(config))
+    place = '/tmp/a b/$(touch x)"y'
+    card = Publication.of(folder, place).texts["README.md"]
+    shown = r'x"); evil("\|&lt;script>alert(1)&lt;/script>\` # Title \[a\](b)'
+    assert f"| model | {shown} |" in card
+    assert "<script>" not in card
+    assert "\n# Title" not in card
+    code = card.partition("```python\n")[2].partition("```")[0]
+    calls = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Call)]
+    given = [ast.literal_eval(c.args[0]) for c in calls if ast.unparse(c.func) == "load_drafter"]
+    assert given == [place]
+    lines = [line for line in card.splitlines() if "scripts/doctor.py" in line]
+    assert [shlex.split(line)[-1] for line in lines] == [place]
 
 
 def test_what_was_measured_together_is_said_to_be(folder: Path, benchmark: Path) -> None:
