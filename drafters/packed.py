@@ -132,7 +132,8 @@ class PackedLayer:
     ) -> Tensor:
         """Let the kernels run a layer over a few tokens: thirty calls a step, not four hundred."""
         cells, cache = attend.placement.cell_list, attend.cache.cells[attend.layer]
-        assert cache[0].dtype == x.dtype  # which the kernels do not ask
+        # which the kernels do not ask
+        assert (x.dtype, x.shape[-1]) == (cache[0].dtype, self.out.out_features)
         beside = None if embedding is None else embedding.contiguous()
         return own.layer(self.struct, x.contiguous(), rotary, reads, cells, cache, beside)
 

@@ -4,6 +4,7 @@ scripts/console.py and training/run.py build on it. Results go to stdout; notes,
 to stderr. NO_COLOR, and a stream that is no terminal, get plain text without bars.
 """
 
+import errno
 import os
 import re
 import sys
@@ -169,6 +170,10 @@ def ended(command: Any) -> int:
         return _fail(str(error))
     except _UsageError as error:
         return _fail(f"{_message(error)} (see --help)")
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return _fail(f"{error.filename}: a name is too long: give another path")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     finally:

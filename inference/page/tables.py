@@ -42,7 +42,7 @@ def write_tables(result: Mapping[str, Any], folder: Path) -> list[Path]:
     for name, lines in parts.items():
         if lines:
             paths.append(folder / name)
-            _write_csv(paths[-1], lines)
+            write_csv(paths[-1], lines)
     paths.append(folder / "table.tex")
     paths[-1].write_text(latex(result), encoding="utf-8")
     return paths
@@ -91,7 +91,8 @@ def _parts(drafters: Iterable[Mapping[str, Any]], key: str) -> list[dict[str, An
     ]
 
 
-def _write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write lines under the names of their values; no text in them is a formula."""
     names = list(dict.fromkeys(key for line in lines for key in line))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names)

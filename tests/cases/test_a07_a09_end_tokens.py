@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafters.base import Drafter
-from drafters.growth import Chain
+from drafters.growth import Chain, Static
 from drafters.registry import build_drafter
 from drafters.target import Target
 from inference import generate
@@ -65,12 +65,13 @@ def test_a07_ends_at_the_same_index(
         assert output.ids == truth, drafter.name
         assert output.finish_reason == "stop", drafter.name
     itself = build_drafter("draft_model", {"model": target}, target.shape)
-    (output,) = generate(
-        target, itself, [PROMPT], growth=Chain(GAMMA), max_new_tokens=24, eos_ids=[end]
-    )
-    assert output.ids == truth
-    # what came after the end token is in no figure
-    assert output.accepted == ([] if place == 0 else [min(place, GAMMA)])
+    for growth in (Chain(GAMMA), Static((3, 1, 2, *[1] * (GAMMA - 3)))):
+        (output,) = generate(
+            target, itself, [PROMPT], growth=growth, max_new_tokens=24, eos_ids=[end]
+        )
+        assert output.ids == truth
+        # what came after the end token is in no figure
+        assert output.accepted == ([] if place == 0 else [min(place, GAMMA)])
 
 
 def test_a07_a_drafted_end_token_that_is_refused_ends_nothing(target: Target) -> None:

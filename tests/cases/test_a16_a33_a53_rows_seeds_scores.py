@@ -12,6 +12,7 @@ from drafters.target import Target
 from inference import generate
 from tests.folders import VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import prompts_of, tiny_model, tiny_target
+from tests.unit.test_every_drafter import NAMES
 from tests.unit.test_every_drafter import make as make_drafter
 
 
@@ -30,8 +31,9 @@ def test_a16_each_of_two_texts_is_what_it_is_alone() -> None:
     assert [output.text for output in together] == [output.text for output in alone]
 
 
-def test_a33_equal_seeds_draw_equal_texts(target: Target) -> None:
-    drafter = make_drafter("draft_model", target)
+@pytest.mark.parametrize("name", NAMES)
+def test_a33_equal_seeds_draw_equal_texts(target: Target, name: str) -> None:
+    drafter = make_drafter(name, target)
 
     def draw(seed: int) -> list[int]:
         (output,) = generate(

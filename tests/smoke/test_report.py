@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from inference.page.tables import write_csv
 from tests.browser import BROWSER, look
 from tests.folders import save_tiny_target
 from tests.scripts import Done, run_script
@@ -16,7 +17,7 @@ from tests.scripts import Done, run_script
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
-CATEGORY = "a $x_{$ & <i>b [/bold]\x1b[2J"  # for matplotlib, a browser, rich and a terminal
+CATEGORY = "a $x_{$ & <i>b [/bold]"  # for matplotlib, a browser and rich
 LINES = [
     {"question_id": "</script><b>1", "category": CATEGORY, "turns": [HOSTILE]},
     {"question_id": 2, "category": "=1+1", "turns": ["x = 1"]},
@@ -41,8 +42,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("inference.bench._COST_SAMPLES", 1)
         done = run_script("benchmark.py", *where, *options)
     assert done.returncode == 0, done.stderr
-    assert r"[/bold]\x1b[2J" in done.stdout.replace("\n", "")
-    assert "\x1b" not in done.stdout
     return place / "out"
 
 
@@ -77,6 +76,13 @@ def test_tables_and_plots_lie_beside_the_page(folder: Path) -> None:
     for name in ("speedup", "survival", "categories", "verify_cost"):
         assert (folder / "plots" / f"{name}.png").stat().st_size > 1000
         assert (folder / "plots" / f"{name}.svg").read_text().rstrip().endswith("</svg>")
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_no_cell_is_a_formula(start: str, tmp_path: Path) -> None:
+    write_csv(tmp_path / "x.csv", [{"category": f"{start}1+1", "tau": -1.5}])
+    with (tmp_path / "x.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == [{"category": f"'{start}1+1", "tau": "-1.5"}]
 
 
 def test_the_page_is_made_again_without_decoding(folder: Path, tmp_path: Path) -> None:

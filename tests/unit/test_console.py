@@ -26,6 +26,8 @@ def ending(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
             raise UserError("how = 'badly' is not allowed;\n give 'well'")
         if how == "interrupted":
             raise KeyboardInterrupt
+        if how == "long":
+            Path("x" * 5000).stat()
         if how == "steered":
             raise UserError("no folder \x1b[2J\x9b1m[/red]:boom:")
         if how == "exit":
@@ -55,6 +57,7 @@ def test_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         (["--how", "badly"], 2, "error: how = 'badly' is not allowed; give 'well'\n"),
         (["--how", "interrupted"], 130, "interrupted; what was saved stays\n"),
         (["--how", "exit"], 3, ""),
+        (["--how", "long"], 2, f"error: {'x' * 5000}: a name is too long: give another path\n"),
         # what would clear a terminal, markup that closes nothing, and what is no emoji
         (["--how", "steered"], 2, r"error: no folder \x1b[2J\x9b1m[/red]:boom:" + "\n"),
         (["--how", "warned"], 0, "warning: outputs end early\n"),

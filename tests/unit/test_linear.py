@@ -160,3 +160,11 @@ def test_panels_of_halves_hold_two_columns_in_a_word() -> None:
     assert torch.equal(laid[1, 0, :2], weight[16:, :2])
     assert not laid[:, 1, :, 1].any()
     assert not laid[1, :, 2:].any()
+
+
+@pytest.mark.parametrize("width", [4, 16])
+def test_another_width_is_not_read(width: int) -> None:
+    """Kernels take addresses: a map of 8 inputs would read beyond the last token's."""
+    linear = FrozenLinear([torch.ones(3, 8)], pack=True)
+    with pytest.raises((AssertionError, RuntimeError)):
+        linear(torch.ones(2, width))
