@@ -6,6 +6,7 @@ forward hooks.
 """
 
 import inspect
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -172,8 +173,11 @@ class ReferenceModel:
 
 
 def _keep_output(tapped: dict[int, Tensor], index: int) -> Any:
+    thread = get_ident()
+
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        tapped[index] = output[0] if isinstance(output, tuple) else output
+        if get_ident() == thread:  # another one's forward passes here, too
+            tapped[index] = output[0] if isinstance(output, tuple) else output
 
     return hook
 

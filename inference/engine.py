@@ -294,6 +294,8 @@ def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]
     Raises:
         UserError: a row has no tree, or one that is misnumbered.
     """
+    if not isinstance(trees, Sequence) or isinstance(trees, str):
+        raise UserError(f"the drafter proposes {trees!r}: give a list of trees, one a row")
     if len(trees) != len(active):
         raise UserError(f"the drafter proposes {len(trees)} trees: give one a row, {len(active)}")
     for index, (row, tree) in enumerate(zip(active, trees, strict=True)):
@@ -301,6 +303,8 @@ def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]
             continue
         if tree is None:
             raise UserError(f"the drafter proposes no tree for row {index}: give the root alone")
+        if not isinstance(tree, TokenTree):
+            raise UserError(f"the drafter proposes {tree!r} for row {index}: give a TokenTree")
         try:
             _ = tree.depth  # needed to lay it out, and looked at once a shape
         except ValueError as error:

@@ -96,7 +96,7 @@ def doctor(
 def _options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--template-options {text!r} is not JSON ({error})") from error
     if not isinstance(found, dict):
         raise UserError(f"--template-options is {text!r}: give a JSON object")

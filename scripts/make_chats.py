@@ -282,7 +282,7 @@ def _options(pairs: list[str]) -> dict[str, Any]:
             raise UserError(f"--template-option is {pair!r}: give KEY=VALUE")
         try:
             options[key] = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             options[key] = value
     return options
 

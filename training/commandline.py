@@ -59,7 +59,7 @@ if not sys.stderr.isatty():
 
 _SPELT = {
     code: repr(chr(code))[1:-1]
-    for code in (*range(0x20), *range(0x7F, 0xA0))
+    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000))
     if chr(code) not in "\n\t"
 }
 

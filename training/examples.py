@@ -234,4 +234,6 @@ def _bucket(name: str) -> int:
     # contexts of one chat ("7.1", "7.2") belong on one side
     chat, _, part = name.rpartition(".")
     name = chat if chat and part.isdigit() else name
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=4).digest(), "big"
+    )

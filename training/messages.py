@@ -29,6 +29,19 @@ def checked(messages: object) -> list[Message]:
     return [_checked(message) for message in cast("list[object]", messages)]
 
 
+def whole(text: str) -> str:
+    """Return a text of characters, as tokenizers read it.
+
+    Raises:
+        Refused: JSON can hold halves of surrogate pairs, which are none.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused("with half a character") from None
+    return text
+
+
 def essential(message: Mapping[str, Any]) -> Iterator[str]:
     """Name what a message holds that must not be left out, beside role and content."""
     yield from (name for name in _ESSENTIAL if name in message)

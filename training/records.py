@@ -4,7 +4,6 @@ Chats as scripts/make_chats.py writes them (ids with their label mask), or in on
 training/dialects.py knows. Whatever is malformed is named with its file and line.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +98,8 @@ def _record(where: str, name: str, row: Mapping[str, Any]) -> Record:
         messages, tools = messages_of(row), tools_of(row)
     except Refused as reason:
         return Record(where, identity, cut=cut, refused=str(reason))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: tools are not valid JSON ({error.msg})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: tools are not valid JSON ({error})") from error
     if messages is not None:
         return Record(where, identity, messages=messages, tools=tools, cut=cut)
     if isinstance(row.get("text"), str):

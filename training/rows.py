@@ -105,8 +105,8 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             rows = list(enumerate(json.loads(text), start=1))
         except json.JSONDecodeError as error:
             raise UserError(f"{file} line {error.lineno}: not valid JSON ({error.msg})") from error
-        except RecursionError as error:
-            raise UserError(f"{file}: nested too deeply to be chats") from error
+        except (RecursionError, ValueError) as error:  # a number of thousands of digits
+            raise UserError(f"{file}: not chats ({error})") from error
     else:
         rows = _parsed_lines(file, text)
     for line, row in rows:
@@ -123,8 +123,8 @@ def _parsed_lines(file: Path, text: str) -> Iterator[tuple[int, Any]]:
             yield line, json.loads(content)
         except json.JSONDecodeError as error:
             raise UserError(f"{file} line {line}: not valid JSON ({error.msg})") from error
-        except RecursionError as error:
-            raise UserError(f"{file} line {line}: nested too deeply to be a chat") from error
+        except (RecursionError, ValueError) as error:
+            raise UserError(f"{file} line {line}: not a chat ({error})") from error
 
 
 def _arrow_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from drafters.errors import UserError
-from training.messages import Message, Refused, Unstable, checked, essential
+from training.messages import Message, Refused, Unstable, checked, essential, whole
 
 __all__ = ["Refused", "Rendered", "Renderer", "Unstable"]
 
@@ -85,7 +85,7 @@ class Renderer:
         if self.tokenizer is None:
             raise UserError("the target has no tokenizer, and the chats hold text: give ids")
         if not self.template:
-            ids = list(self.tokenizer(text)["input_ids"])
+            ids = list(self.tokenizer(whole(text))["input_ids"])
             return Rendered(ids, [True] * len(ids))
         asked: list[Message] = [{"role": "user", "content": "x"}]
         before = self._text(asked, None)
@@ -241,4 +241,4 @@ class Renderer:
 
     def _encode(self, text: str) -> list[int]:
         """Return ids without anything added: the template writes its own special tokens."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(whole(text), add_special_tokens=False)["input_ids"])

@@ -22,7 +22,7 @@ from tests.tiny import tiny_model, tiny_target
 from training.batches import pad
 from training.chat_settings import ChatSettings
 from training.chats import ChatMaker
-from training.examples import Example, make_examples, pack
+from training.examples import Example, make_examples, pack, split
 from training.lesson_settings import DataSettings
 from training.messages import Refused, Unstable
 from training.objective import Objective
@@ -32,6 +32,7 @@ from training.sampler import EngineSampler
 from training.sources import PROMPTS, Source, Start
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
+TEXT = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
 THOUGHTFUL = [
     {"role": "user", "content": "q1"},
     {"role": "assistant", "content": "<think>a</think>one"},
@@ -301,6 +302,35 @@ def test_a24_what_a_template_leaves_out_is_refused(
 ) -> None:
     with pytest.raises(Refused, match=said):
         renderer(template).render(list(chat), tools)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [CHAT[0], {"role": "assistant", "content": "x\ud800"}]},
+        {"messages": [{"role": "user", "content": "\udfff"}, CHAT[1]]},
+        {"text": "<|im_start|>assistant\nx\ud800<|im_end|>"},
+    ],
+)
+def test_half_a_character_is_refused_and_counted(
+    row: dict[str, object], tmp_path: Path, target: Target
+) -> None:
+    """JSON can hold it; tokenizers end in a TypeError. In a name it is no matter."""
+    file = write(tmp_path / "chats.jsonl", row, {"messages": CHAT, "id": "\ud800"}, {"text": TEXT})
+    examples, report = make_examples(read_records(file), target, settings(file))
+    assert report.dropped == {"with half a character": 1}
+    assert sum(map(len, split(examples, 0.01))) == 2
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json"])
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 10**5])
+def test_json_that_python_does_not_read(ending: str, value: str, tmp_path: Path) -> None:
+    """Numbers of thousands of digits are a ValueError, not one of JSON."""
+    file = tmp_path / f"chats.{ending}"
+    for text in (f'[{{"messages": {value}}}]', json.dumps({"messages": CHAT, "tools": value})):
+        file.write_text(text.strip("[]") if ending == "jsonl" and "tools" not in text else text)
+        with pytest.raises(UserError, match=r"chats\.json"):
+            read_records(file)
 
 
 def test_a24_the_reason_is_counted(tmp_path: Path, target: Target) -> None:

@@ -53,8 +53,10 @@ def _tree(tokens: list[int], parents: list[int]) -> TokenTree:
         (lambda roots: [_tree([roots[0], 3, 4], [-1, -1, 1])], "row 0: node 1 has parent -1"),
         (lambda _: [None], "no tree for row 0"),
         (lambda _: [], "0 trees"),
+        (lambda _: None, "proposes None: give a list"),
+        (lambda _: ["ab"], "proposes 'ab' for row 0: give a TokenTree"),
     ],
-    ids=["root", "order", "two roots", "no tree", "no rows"],
+    ids=["root", "order", "two roots", "no tree", "no rows", "nothing", "a text"],
 )
 def test_a_wrong_tree_is_refused(proposes: Propose, said: str) -> None:
     with pytest.raises(UserError, match=said):
