@@ -18,6 +18,7 @@ from drafters.errors import UserError
 from drafters.int8 import quantisation
 from drafters.selftest import check_kind
 from drafters.spread import Spread
+from drafters.untrusted import refuse_devices
 
 _GIVE = (
     "give a folder in Hugging Face format (config.json, safetensors, tokenizer) or the id of one "
@@ -177,6 +178,8 @@ def _said(role: str, path: str | Path) -> Iterator[None]:
     named_place = place.is_absolute() or str(path).startswith(".") or len(place.parts) > 2
     if not str(path) or (not place.is_dir() and (place.exists() or named_place)):
         raise UserError(f"{role} {str(path)!r}: no such folder; {_GIVE}")
+    if place.is_dir():
+        refuse_devices(place)
     try:
         yield
     except UserError:

@@ -23,7 +23,7 @@ from drafters.errors import UserError
 from drafters.fingerprint import Fingerprint
 from drafters.registry import method
 from drafters.shape import TargetShape
-from drafters.untrusted import INDEX, read_index, read_object, refuse_pickles
+from drafters.untrusted import INDEX, read_index, read_object, refuse_devices, refuse_pickles
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -76,7 +76,11 @@ class StoredDrafter:
             raise UserError(f"{place}: config.json is damaged ({error})") from error
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor, from the header of the file alone.
+        """Return the shape of every tensor; see header."""
+        return {name: shape for name, (shape, _) in self.header().items()}
+
+    def header(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Return shape and kind of every tensor, from the header of the file alone.
 
         Raises:
             UserError: if there are no readable safetensors.
@@ -86,7 +90,8 @@ class StoredDrafter:
             refuse_pickles(self.folder, WEIGHTS)
         try:
             with safe_open(path, "pt") as file:
-                return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+                parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                return {n: (tuple(x.get_shape()), x.get_dtype()) for n, x in parts.items()}
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): safetensors only") from error
 
@@ -98,19 +103,29 @@ class StoredDrafter:
         Raises:
             UserError: if the config's options cannot be.
         """
+        kinds = {name: kind for name, (_, kind) in self.header().items()}
         found = self.shapes()
         self._check_numbers(max(_LARGEST, sum(map(math.prod, found.values()))))
         with torch.device("meta"), _at_most(4 * len(found) + _SPARE, self.folder):
             empty = self._build()
-        wanted = {name: tuple(t.shape) for name, t in empty.state_dict().items()}
+        state = empty.state_dict()
+        wanted = {name: tuple(t.shape) for name, t in state.items()}
         missing, unused = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
         faults = [f"missing tensors {missing}, unused tensors {unused}"] * bool(missing or unused)
         both = [name for name in wanted if name in found]
-        return faults + [
-            f"{name} is {found[name]}, the config asks for {wanted[name]}"
-            for name in both
-            if found[name] != wanted[name]
-        ]
+        return (
+            faults
+            + [
+                f"{name} is {found[name]}, the config asks for {wanted[name]}"
+                for name in both
+                if found[name] != wanted[name]
+            ]
+            + [
+                f"{name} holds {kinds[name]}, the config asks for {state[name].dtype}"
+                for name in both
+                if state[name].is_floating_point() != ("F" in kinds[name])
+            ]
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Read the weights."""
@@ -152,6 +167,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         best = folder / "best"  # what a run's folder holds
         meant = best if (best / CONFIG).is_file() else "a drafter's folder, as a run wrote it"
         raise UserError(f"{folder} holds no {CONFIG}: give {meant}")
+    refuse_devices(folder)
     config = read_object(folder / CONFIG)
     if "drafter" in config:
         unknown, missing = set(config) - _FIELDS, _FIELDS - set(config)

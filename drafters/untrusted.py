@@ -82,6 +82,17 @@ def read_index(folder: Path) -> dict[str, Path]:
     return {tensor: folder / name for tensor, name in names.items()}
 
 
+def refuse_devices(folder: Path) -> None:
+    """Refuse a folder with anything but files and folders: reading it may never end.
+
+    Raises:
+        UserError: names the device, pipe or socket, links to one among them.
+    """
+    for file in sorted(folder.iterdir()):
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise UserError(f"{file} is a device or a pipe: give a folder of files")
+
+
 def pickles_in(folder: Path) -> list[str]:
     """Return the names of a folder's pickles."""
     return sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)

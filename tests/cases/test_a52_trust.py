@@ -1,6 +1,7 @@
 """Case A52 and its kind: a folder from the hub is somebody else's, and nothing in it is trusted."""
 
 import json
+import os
 import pickle
 import struct
 from collections.abc import Callable
@@ -154,6 +155,30 @@ def test_a_header_that_lies_about_its_size_is_refused(folder: Path) -> None:
     path.write_bytes(content[:-100])
     with pytest.raises(UserError, match="cannot be read"):
         load_drafter(folder)
+
+
+def test_bits_of_another_kind_are_no_weights(folder: Path) -> None:
+    """A header of the right shape may call floats whole numbers: they were cast without a word."""
+    tensors = load_file(folder / WEIGHTS)
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
+    tensors[name] = tensors[name].view(torch.int32)
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(UserError, match=rf"{name} holds I32, the config asks for torch\.float32"):
+        load_drafter(folder)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, "tokenizer.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_never_ends_is_not_read(name: str, kind: str, folder: Path, tmp_path: Path) -> None:
+    model = save_tiny_target(tmp_path / "model", num_hidden_layers=2)
+    for place, load in ((folder, load_drafter), (model, Target.load), (model, load_drafter)):
+        (place / name).unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(place / name)
+        else:
+            (place / name).symlink_to("/dev/zero")
+        with pytest.raises(UserError, match=r"is a device or a pipe|holds no config\.json"):
+            load(place)
 
 
 @pytest.mark.parametrize(
