@@ -86,9 +86,13 @@ def refuse_devices(folder: Path) -> None:
     """Refuse a folder with anything but files and folders: reading it may never end.
 
     Raises:
-        UserError: names the device, pipe or socket, links to one among them.
+        UserError: names the device, pipe or socket, links to one among them; or it cannot be read.
     """
-    for file in sorted(folder.iterdir()):
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror})") from error
+    for file in files:
         if file.exists() and not file.is_file() and not file.is_dir():
             raise UserError(f"{file} is a device or a pipe: give a folder of files")
 

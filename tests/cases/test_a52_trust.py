@@ -18,7 +18,7 @@ from drafters.errors import UserError
 from drafters.registry import build_drafter
 from drafters.stored import CONFIG, WEIGHTS
 from drafters.target import Target
-from drafters.untrusted import INDEX
+from drafters.untrusted import INDEX, refuse_devices
 from drafters.warmstart import WarmStart
 from tests.folders import save_tiny_target
 from tests.tiny import tiny_target
@@ -165,6 +165,11 @@ def test_bits_of_another_kind_are_no_weights(folder: Path) -> None:
     save_file(tensors, folder / WEIGHTS)
     with pytest.raises(UserError, match=rf"{name} holds I32, the config asks for torch\.float32"):
         load_drafter(folder)
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be read \(No such file"):
+        refuse_devices(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS, "tokenizer.json"])
