@@ -61,6 +61,9 @@ def _files(path: Path) -> list[Path]:
         raise UserError(f"data.path {path}: no {' or '.join(SUFFIXES)} file in this folder")
     if files[0].suffix not in SUFFIXES:
         raise UserError(f"data.path {path}: give a {' or '.join(SUFFIXES)} file, or their folder")
+    for file in files:
+        if not file.is_file():  # a device never ends
+            raise UserError(f"data.path {file} is no file: give {' or '.join(SUFFIXES)} files")
     return files
 
 

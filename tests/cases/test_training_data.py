@@ -333,6 +333,14 @@ def test_json_that_python_does_not_read(ending: str, value: str, tmp_path: Path)
             read_records(file)
 
 
+@pytest.mark.parametrize("place", ["/dev/zero", "/dev/null", "."])
+def test_chats_are_files(place: str, tmp_path: Path) -> None:
+    """A link to a device that never ends filled the memory."""
+    (tmp_path / "chats.jsonl").symlink_to(place)
+    with pytest.raises(UserError, match=r"chats\.jsonl is no file"):
+        read_records(tmp_path)
+
+
 def test_a24_the_reason_is_counted(tmp_path: Path, target: Target) -> None:
     file = write(tmp_path / "chats.jsonl", {"messages": ERRAND}, {"messages": CHAT})
     _, report = make_examples(read_records(file), target, settings(file))
