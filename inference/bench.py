@@ -13,7 +13,7 @@ from typing import Any
 from drafters.base import Account, Drafter, JointSession
 from drafters.checkpoint import load_drafter
 from drafters.errors import UserError
-from drafters.growth import Chain, Growth
+from drafters.growth import Chain, CostAware, Growth
 from drafters.sampling import RowRandom, Warp, check_seed
 from drafters.target import Target
 from inference.clock import Clock
@@ -31,6 +31,7 @@ from inference.stop import Stop
 BASELINE = "none"
 _WARMUP_TOKENS = 16
 _COST_SAMPLES = 10  # of every T(n), at least
+_FIRST_SAMPLES = 3  # before the race
 
 
 @dataclass(frozen=True)
@@ -162,14 +163,15 @@ def measure(
     race = [baseline, *drafters]
     context, rows = _typical_context(target, ids, settings), min(settings.rows, len(ids))
     load = Load(rows, len(context))
-    decoders = [_decoder(target, contender, ids, settings, load) for contender in race]
+    meter = CostMeter(target, context, rows=rows, sizes=_sizes(drafters))
+    newer = _as_it_is_now(meter, drafters, load)
+    decoders = [_decoder(target, contender, ids, settings, load, newer) for contender in race]
     for decoder in decoders:
         _warm_up(decoder, ids, settings)
         advance()
     for peer in peers:
         peer.decode(target, ids[:1], _WARMUP_TOKENS, settings.warp, settings.seed)
         advance()
-    meter = CostMeter(target, context, rows=rows, sizes=_sizes(drafters))
     for turn, group, samples in _turns(len(ids), settings):
         for place in range(len(race)):
             index = (place + sum(turn)) % len(race)
@@ -182,10 +184,27 @@ def measure(
             advance()
         for _ in range(samples):
             meter.sample()
-    stored = CostStore(target, settings.warp).load()
+    store = CostStore(target, settings.warp)
+    stored = store.load()
+    if stored is not None:
+        store.add(_verified(meter, load))  # the machine's speed wanders: later runs read the latest
     return Measurement(
         target, settings, prompts, ids, baseline, drafters, meter.costs, len(context), stored, peers
     )
+
+
+def _as_it_is_now(meter: CostMeter, drafters: Sequence[Contender], load: Load) -> CostTable | None:
+    """Time T(n) before the race where a growth decides by it; None where none does."""
+    if not any(isinstance(contender.growth, CostAware) for contender in drafters):
+        return None
+    for _ in range(_FIRST_SAMPLES):
+        meter.sample()
+    return _verified(meter, load)
+
+
+def _verified(meter: CostMeter, load: Load) -> CostTable:
+    seconds = meter.costs.seconds.items()
+    return CostTable({(load.rows, load.context, n): s for n, s in seconds}, {})
 
 
 def _turns(
@@ -206,11 +225,12 @@ def _decoder(
     ids: Sequence[Sequence[int]],
     settings: BenchSettings,
     load: Load,
+    newer: CostTable | None,
 ) -> Decoder:
     return Decoder(
         target,
         contender.drafter,
-        priced(contender.growth, target, contender.drafter, load, settings.warp),
+        priced(contender.growth, target, contender.drafter, load, settings.warp, newer),
         rows=load.rows,
         capacity=max(len(prompt) for prompt in ids) + settings.max_new_tokens,
         warp=settings.warp,

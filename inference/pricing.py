@@ -4,7 +4,8 @@ from dataclasses import replace
 from random import Random
 
 from drafters.base import Drafter, JointDrafter
-from drafters.growth import CostAware, Growth, Prices
+from drafters.growth import CostAware, Growth
+from drafters.growth.prices import Prices
 from drafters.sampling import Warp
 from drafters.target import Target
 from inference.cost_store import CostStore, cost_key
@@ -14,7 +15,14 @@ from inference.meter import WIDE_SIZES, Probe, measure_costs
 _SAMPLES = 7
 
 
-def priced(growth: Growth, target: Target, drafter: Drafter, load: Load, warp: Warp) -> Growth:
+def priced(
+    growth: Growth,
+    target: Target,
+    drafter: Drafter,
+    load: Load,
+    warp: Warp,
+    newer: CostTable | None = None,
+) -> Growth:
     """Return the growth with the prices that it needs; one that needs none as it is.
 
     Costs are read from the store, or measured (a few seconds) and kept there. A joint drafter's
@@ -26,20 +34,29 @@ def priced(growth: Growth, target: Target, drafter: Drafter, load: Load, warp: W
         drafter: proposes.
         load: rows and the context that is typical.
         warp: how logits become laws.
+        newer: what was measured since the store was written; it counts more, and is not kept here.
     """
     if not isinstance(growth, CostAware):
         return growth
     members = drafter.members if isinstance(drafter, JointDrafter) else ()
-    own, *others = [_prices(growth, target, one, load, warp) for one in (drafter, *members)]
+    keys = [(one, cost_key(one, growth, warp)) for one in (drafter, *members)]
+    tables = [_table(growth, target, one, key, load, warp) for one, key in keys]
+    tables = [table if newer is None else table.merged(newer) for table in tables]
+    own, *others = [
+        table.prices(key, growth.expanded, load)
+        for table, (_, key) in zip(tables, keys, strict=True)
+    ]
     return growth.priced(own, others)
 
 
-def _prices(growth: CostAware, target: Target, drafter: Drafter, load: Load, warp: Warp) -> Prices:
-    key, store = cost_key(drafter, growth, warp), CostStore(target, warp)
+def _table(
+    growth: CostAware, target: Target, drafter: Drafter, key: str, load: Load, warp: Warp
+) -> CostTable:
+    store = CostStore(target, warp)
     table = store.load()
     if table is None or not table.covers(key, growth.expanded, load.rows):
         table = store.add(_measured(growth, target, drafter, key, load, warp))
-    return table.prices(key, growth.expanded, load)
+    return table
 
 
 def _measured(

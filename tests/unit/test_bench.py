@@ -192,6 +192,10 @@ def test_forecasts_come_from_costs_measured_before(
     drafted = one["accepted_per_round"] / one["acceptance_rate"]
     seconds = 4 * 0.25 + 2 + drafted / 4
     assert one["forecast_speedup"] == pytest.approx(tau * 2 / seconds)
+    kept = CostStore(target, Warp()).load()
+    assert kept is not None
+    assert kept.verify != forwards  # the run's own T(n), for those that come after it
+    assert kept.drafters == {key: costs}
     console = Console(width=120, record=True, file=StringIO())
     console.print(table(result | {"drafters": [one]}))
     text = console.export_text()

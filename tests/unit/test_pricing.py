@@ -108,6 +108,14 @@ def test_costs_are_measured_once_and_then_read(target: Target) -> None:
     second = priced(growth, target, drafter, Load(1, 10), Warp())
     assert isinstance(second, CostAwareGrowth)
     assert second.prices == Prices(((1, 1.0), (4, 1.0), (8, 2.0)), first=7 / 4, level=1 / 4)
+    # what was measured since counts more, and is not kept
+    newer = CostTable({(1, 10, 4): 6.0}, {})
+    third = priced(growth, target, drafter, Load(1, 10), Warp(), newer)
+    assert isinstance(third, CostAwareGrowth)
+    assert third.prices.verify == ((1, 1.0), (4, 1.5), (8, 2.0))
+    kept = CostStore(target, Warp()).load()
+    assert kept is not None
+    assert kept.verify[1, 10, 4] == 4.0
 
 
 def test_rows_and_widths_outside_what_was_measured_are_measured(target: Target) -> None:
