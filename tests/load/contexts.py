@@ -1,9 +1,6 @@
 """Plain decoding and drafts by rows and cached tokens: steps, memory, speed-up.
 
 python -m tests.load.contexts --target T --drafter D:growth=cost_aware --rows 1 --contexts 200 4000
-
-A batch ends with its slowest row; the last figure of several rows is the speed-up while all run, which
-is what rows bring that are filled again as they end.
 """
 
 import argparse
@@ -17,7 +14,7 @@ from rich.table import Table
 
 from drafters.checkpoint import parts_of
 from drafters.target import Target
-from inference.bench import BenchSettings, Contender, Measurement, contenders, measure
+from inference.bench import BenchSettings, Measurement, contenders, measure
 from inference.prompts import Prompt, first_turn_ids
 from inference.spec import Spec
 from inference.summary import summarise
@@ -84,20 +81,11 @@ def _cells(measured: Measurement, settings: BenchSettings, grown: int) -> Sequen
         f"{size * measured.target.dtype.itemsize >> 20} MiB",
         f"{grown >> 20} MiB",
     ]
-    plain = _rate(measured.baseline)
-    for one, contender in zip(result["drafters"], measured.drafters, strict=True):
+    for one in result["drafters"]:
         ends = one["speedup_interval"]
         interval = "" if ends is None else f" [{ends[0]:.2f}, {ends[1]:.2f}]"
-        cell = f"{one['speedup']:.2f}{interval}, tau {one['tau']:.2f}"
-        cells.append(cell if settings.rows == 1 else f"{cell}, {_rate(contender) / plain:.2f}")
+        cells.append(f"{one['speedup']:.2f}{interval}, tau {one['tau']:.2f}")
     return cells
-
-
-def _rate(contender: Contender) -> float:
-    """Return tokens a second while no row has ended: what rows that are filled again bring."""
-    passes = contender.passes
-    rounds = [r for p in passes for o in p.outputs for r in o.rounds[: len(p.full_rounds)]]
-    return sum(r.emitted for r in rounds) / sum(sum(p.full_rounds) for p in passes)
 
 
 if __name__ == "__main__":
