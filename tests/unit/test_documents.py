@@ -23,7 +23,18 @@ from training.options import TrainSettings
 BLOCKS = [block for file in DOCUMENTS for block in blocks(file)]
 # what docker runs spans lines, and is not ours to parse
 SHELL = [b for b in BLOCKS if b.language == "sh" and not b.text.startswith("docker")]
-OTHER_PROGRAMS = {"make", "pip", "wandb", "tensorboard", "git", "cd", "drafters", "vllm", "source"}
+OTHER_PROGRAMS = {
+    "make",
+    "pip",
+    "wandb",
+    "tensorboard",
+    "git",
+    "cd",
+    "drafters",
+    "vllm",
+    "source",
+    "env",
+}
 
 
 def test_every_block_says_what_it_is() -> None:
