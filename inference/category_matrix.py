@@ -31,7 +31,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     )
     found.add_column("drafter", no_wrap=True)
     for heading in (*categories, "tau", "overall"):
-        found.add_column(heading, justify="right")
+        found.add_column(heading, justify="right", no_wrap=True)
     found.add_row("none", *("1.00",) * (len(categories) + 2))
     for one in drafters:
         parts = (one["by_category"].get(name, {"speedup": None}) for name in categories)

@@ -96,7 +96,7 @@ def as_written(*places: str | Path) -> Iterator[None]:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Return one line a drafter, plain decoding first; fits 120 columns."""
+    """Return one line a drafter, plain decoding first."""
     settings, target = result["settings"], result["target"]
     title = (
         f"{target['title']}, {target['dtype']}, {target['engine']}, "
@@ -212,7 +212,8 @@ def _caption(result: Mapping[str, Any]) -> str:
     plain, costs = result["baseline"], result["verify_cost"]
     speed = plain["tokens_per_second"]
     return (
-        f"none: {_number(speed, 1)} tokens/s, {_number(plain['check']['share'])} of 1/T(1). "
+        f"none: {_number(speed, 1)} tokens/s, {_number(plain['check']['share'])} of 1/T(1)"
+        f"{'' if plain['check']['judged'] else ' (not judged: a short run, or a toy target)'}. "
         f"T(n)/T(1): {', '.join(f'{n}: {value:.2f}' for n, value in costs.items())}. "
         "shape: gamma, children a depth, or nodes/width/depth. tau counts the bonus, not the "
         "prefill's token. pred.: speed-up that this run's costs predict, then that of stored ones. "

@@ -53,7 +53,8 @@ def advice(result: Mapping[str, Any]) -> list[str]:
     for load in result["loads"]:
         tried = [(one["measured"], one["spec"]) for one in load["tried"] if one["measured"]]
         found = tried or [(one["predicted"], one["spec"]) for one in load["shapes"]]
-        value, spec = max(found, default=(0.0, ""))
+        # the first of several that are as good: the line that the table shows first
+        value, spec = max(found, key=lambda pair: pair[0], default=(0.0, ""))
         how = "measured" if tried else "predicted"
         rows = "1 row" if load["rows"] == 1 else f"{load['rows']} rows"
         where = f"{rows}, context {load['context']}, T={load['temperature']:g}"

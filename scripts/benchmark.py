@@ -15,6 +15,7 @@ if an output differs or plain decoding was too slow to be compared with.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -50,8 +51,6 @@ from inference.traces import read_traces, write_traces
 from training.commandline import Screen
 
 cli = app(__doc__ or "")
-
-_WIDTH = 120  # of the table where stdout is no terminal
 
 
 def _list(wanted: bool) -> None:
@@ -111,17 +110,20 @@ def benchmark(
     decider = Target.load(target, dtype=dtype.value, engine=engine, device=device, weights=weights)
     peers = [parse_peer(text, decider.dtype) for text in peer or []]
     measured = _measure(decider, contenders(decider, specs), questions, settings, peers)
-    result = {**summarise(measured, str(prompts)), "command": command_line()}
+    result = {
+        **summarise(measured, str(prompts)),
+        "command": command_line(),
+        "date": f"{datetime.now(UTC):%F}",
+    }
     path = report.write(result, out)
     traces = write_traces(measured, out)
     if as_json:
         print(json.dumps(result))
     else:
         console = Screen()
-        console.width = console.width if console.is_terminal else _WIDTH
-        console.print(report.table(result), *category_matrix.tables(result))
+        console.show(report.table(result), *category_matrix.tables(result))
         if peers:
-            console.print(report.peers_table(result))
+            console.show(report.peers_table(result))
     note(f"wrote {path}")
     if page:
         shown = write_page(result, read_traces(out), out)

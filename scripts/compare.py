@@ -29,7 +29,6 @@ from training.commandline import Screen
 cli = app(__doc__ or "")
 
 _STYLES = {"regressed": "bold red", "improved": "green"}
-_WIDTH = 120  # where stdout is no terminal
 
 
 @cli.command()
@@ -63,9 +62,8 @@ def compare(
         print(json.dumps(found))
     else:
         console = Screen()
-        console.width = console.width if console.is_terminal else _WIDTH
         for one, shown in zip(found, names, strict=True):
-            console.print(_table(one, shown))
+            console.show(_table(one, shown))
     for one in found:
         _notes(one)
     worse = any(one["regressions"] for one in found)

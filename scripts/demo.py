@@ -37,7 +37,6 @@ from training.commandline import Screen
 cli = app(__doc__ or "")
 
 ROOT = Path(__file__).parent.parent
-_WIDTH = 120  # of the table where stdout is no terminal
 
 
 @dataclass
@@ -209,11 +208,10 @@ def _wait_for_group(group: int) -> None:
 
 def _show(path: Path) -> None:
     console = Screen()
-    console.width = console.width if console.is_terminal else _WIDTH
     result = json.loads(path.read_text())
-    console.print(report.table(result))
+    console.show(report.table(result))
     if result.get("peers"):
-        console.print(report.peers_table(result))
+        console.show(report.peers_table(result))
     note(f"all figures: {path}")
 
 

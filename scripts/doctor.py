@@ -35,7 +35,6 @@ from training.commandline import Screen
 cli = app(__doc__ or "")
 
 _COLOURS = {"ok": "green", "note": "yellow", "broken": "red"}
-_WIDTH = 120  # of the table where stdout is no terminal
 
 
 @cli.command()
@@ -82,8 +81,7 @@ def doctor(
         print(json.dumps(found.to_dict() | {"versions": versions()}))
     else:
         console = Screen()
-        console.width = console.width if console.is_terminal else _WIDTH
-        console.print(_table(found))
+        console.show(_table(found))
     broken = found.broken
     if broken is None:
         note("healthy")

@@ -49,7 +49,6 @@ cli = app(__doc__ or "")
 
 FILE = "gpu_check.json"
 FORMAT_VERSION = 1
-_WIDTH = 120  # of the tables where stdout is no terminal
 _ENGINES = ("fast", "static")
 _SHAPES: tuple[tuple[str, Growth, int], ...] = (
     ("chain", Chain(3), 0),
@@ -205,12 +204,11 @@ def _measured(
 
 def _show(result: dict[str, Any]) -> None:
     console = Screen()
-    console.width = console.width if console.is_terminal else _WIDTH
-    console.print(_case_table(result))
+    console.show(_case_table(result))
     for part in result["benchmarks"].values():
-        console.print(report.table(part))
+        console.show(report.table(part))
         if part["peers"]:
-            console.print(report.peers_table(part))
+            console.show(report.peers_table(part))
 
 
 def _case_table(result: dict[str, Any]) -> Table:

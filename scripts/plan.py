@@ -41,7 +41,6 @@ from training.workload import workload
 
 cli = app(__doc__ or "")
 
-_WIDTH = 100  # of tables where stdout is no terminal
 _MEASURED, _TYPED = "Measured", "Typed"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
@@ -145,9 +144,9 @@ def speedup(
     if as_json:
         print(json.dumps(found))
         return
-    console = _console()
+    console = Screen()
     for one in found:
-        console.print(table(one, f"{one['drafter']}, in plain rounds"))
+        console.show(table(one, f"{one['drafter']}, in plain rounds"))
         _print(console, [*advice(one), *(f"assumed: {line}" for line in one["assumed"])])
 
 
@@ -182,7 +181,7 @@ def train(
     if not target and not calibrate:
         raise UserError("give --target, such as llama-3.1-8b, or --calibrate with a run's folder")
     result: dict[str, Any] = {}
-    console = _console()
+    console = Screen()
     runs, amount = [achieved(folder) for folder in calibrate or []], _tokens(tokens)
     if target:
         for name, value in (("gpus", gpus), ("length", length), ("rows", rows)):
@@ -208,15 +207,14 @@ def train(
         result["plan"] = project(plan)
         if not as_json:
             title = f"{method} for {paper.name}, {tokens} tokens, {gpus} {gpu}"
-            for one in tables(result["plan"], title):
-                console.print(one)
+            console.show(*tables(result["plan"], title))
             assumed = [f"assumed: {line}" for line in result["plan"]["assumed"]]
             _print(console, [verdict(result["plan"], gpus), *assumed])
     if runs:
         result["calibration"] = {"flops": runs[0].rate, "lines": compared(runs)}
         if not as_json:
             lines = result["calibration"]["lines"]
-            console.print(calibration(lines, runs[0].rate, runs[0].name))
+            console.show(calibration(lines, runs[0].rate, runs[0].name))
     if as_json:
         print(json.dumps(result))
 
@@ -252,12 +250,6 @@ def _typed(typed: Typed, gamma: int | None, *, overlap: bool) -> dict[str, Any]:
 def _assumed(alpha: str, forward: str, overlap: bool, *more: str, **values: object) -> list[str]:
     names = (alpha, forward, *more, "overlap" if overlap else "serial")
     return [ASSUMED[name].format(**values) for name in names]
-
-
-def _console() -> Screen:
-    console = Screen()
-    console.width = console.width if console.is_terminal else _WIDTH
-    return console
 
 
 if __name__ == "__main__":

@@ -38,8 +38,6 @@ from training.commandline import Screen
 
 cli = app(__doc__ or "")
 
-_WIDTH = 100  # of the table where stdout is no terminal
-
 
 @cli.command()
 def serve_check(
@@ -128,7 +126,6 @@ def serve_check(
 
 def _show(result: dict[str, Any]) -> None:
     console = Screen()
-    console.width = console.width if console.is_terminal else _WIDTH
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"{result['family']}, {result['engine']}")
     for name in ("", "tau", "accepted", "drafted", "by position"):
         table.add_column(name, no_wrap=True)
@@ -138,7 +135,7 @@ def _show(result: dict[str, Any]) -> None:
         table.add_row(
             name, f"{facts['tau']:.2f}", str(facts["accepted"]), str(facts["drafted"]), positions
         )
-    console.print(table)
+    console.show(table)
     if (drafts := result["drafts"]) is not None:
         note(
             f"in {drafts['equal']} of its {drafts['rounds']} rounds it drafted the ids of here "

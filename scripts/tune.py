@@ -58,7 +58,6 @@ from training.commandline import Screen
 cli = app(__doc__ or "")
 
 FORMAT_VERSION = 1
-_WIDTH = 120  # of the table where stdout is no terminal
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,7 @@ def tune(
         print(json.dumps(result))
     else:
         console = Screen()
-        console.width = console.width if console.is_terminal else _WIDTH
-        console.print(tune_report.table(result, top))
+        console.show(tune_report.table(result, top))
         for line in tune_report.advice(result):
             console.print(line, soft_wrap=True, highlight=False)
     note(f"wrote {path}")

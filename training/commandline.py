@@ -15,6 +15,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from drafters.errors import UserError
@@ -23,6 +24,7 @@ from drafters.untrusted import LARGEST, is_too_large
 # The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 _PLAIN_WIDTH = "104"  # of help without a terminal: its examples fit
+_TABLE_WIDTH = 120  # of tables without a terminal
 # An option is in the same group of every command's help, and groups come in this order.
 _GROUPS = {
     "What": (
@@ -82,6 +84,15 @@ class Screen(Console):
     def __init__(self, **options: Any) -> None:
         """Take what rich's console takes."""
         super().__init__(markup=False, emoji=False, **options)
+
+    def show(self, *tables: Table) -> None:
+        """Print tables; where this is no terminal, so wide that no figure is cut."""
+        for table in tables:
+            if not self.is_terminal:
+                whole = all(column.no_wrap for column in table.columns)
+                needed = self.measure(table).maximum if whole else 0
+                self.width = max(_TABLE_WIDTH, needed)
+            self.print(table)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text with a terminal's orders spelt out."""

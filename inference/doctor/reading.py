@@ -9,7 +9,7 @@ from torch import Tensor
 from drafters.base import Batch, Features, NeuralDrafter
 from inference.doctor.finding import Finding
 from inference.doctor.patient import Patient, Predicted, Text, predict
-from inference.doctor.readings import FEWEST, Score, best, others, scores, stated
+from inference.doctor.readings import FEWEST, Score, best, doubt, others, scores, stated
 
 _FIXES = {
     "taps": "set the drafter's layers to these and measure again: layers are counted from 0 and "
@@ -174,10 +174,10 @@ def _judged(link: str, found: list[Score], winner: tuple[Score, float] | None) -
     }
     if not tried:
         return _skipped(link, "it reads no states of the target's")
-    rest = [score.mean_agreement for score in tried]
+    rest = max(tried, key=lambda score: score.mean_agreement)
     said = (
-        f"agreement {start.mean_agreement:.3f} as stated, {max(rest):.3f} under the best of "
-        f"{len(tried)} other readings, over {len(start.agreement)} prompts"
+        f"agreement {start.mean_agreement:.3f} as stated, {rest.mean_agreement:.3f} under the best "
+        f"of {len(tried)} other readings, over {len(start.agreement)} prompts{doubt(start, rest)}"
     )
     status: Literal["ok", "note"] = "ok"
     if winner is not None:

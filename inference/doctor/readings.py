@@ -254,3 +254,15 @@ def best(found: Sequence[Score], recorded: float | None = None) -> tuple[Score, 
         return None
     p = chance(start, winner)
     return (winner, p) if p * len(rest) < LEVEL else None
+
+
+def doubt(stated: Score, other: Score) -> str:
+    """Say why a reading is not believed though the drafter agrees more often under it; else ""."""
+    if other.mean_agreement <= stated.mean_agreement:
+        return ""
+    if other.reading.holds_answer and other.mean_agreement < SURE:
+        return (
+            f" ({other.reading.name}: the answer itself is read there, which fits any drafter; "
+            f"one trained so would agree at {SURE:g} or more)"
+        )
+    return f" ({other.reading.name}: not more than chance, or than training measured, allows)"

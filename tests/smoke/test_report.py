@@ -49,6 +49,17 @@ def read(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "benchmark.json").read_text())
 
 
+def test_the_page_says_how_sure_it_is(folder: Path) -> None:
+    """The best speed-up has its interval; a run too short to judge its baseline says so."""
+    page, run = (folder / "report.html").read_text(), read(folder)
+    best = max(run["drafters"], key=lambda one: one["speedup"])
+    low, high = best["speedup_interval"]
+    assert f"best speed-up, {low:.2f}-{high:.2f}: " in page
+    assert run["baseline"]["check"]["judged"] is False
+    assert "not judged: too few rounds, or a toy of a target" in page
+    assert f"; {run['date']}</p>" in page
+
+
 def test_traces_add_up_to_what_is_reported(folder: Path) -> None:
     rows = pq.read_table(folder / "traces.parquet").to_pylist()
     for one in read(folder)["drafters"]:

@@ -112,3 +112,16 @@ def test_no_bars_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
         task = bars.add_task("work", total=2)
         bars.advance(task)
     assert capfd.readouterr() == ("", "")
+
+
+def test_tables_in_a_pipe_are_as_wide_as_their_figures() -> None:
+    wide, prose = Table(), Table()
+    for column in range(30):
+        wide.add_column(f"figure {column}", no_wrap=True)
+    prose.add_column("said")
+    prose.add_row("word " * 100)
+    said = StringIO()
+    Screen(file=said).show(wide, prose)
+    assert "figure 29" in said.getvalue()
+    assert "\u2026" not in said.getvalue()
+    assert len(said.getvalue().splitlines()[-2]) <= 120  # prose wraps

@@ -31,7 +31,17 @@ from drafters.target import Target
 from drafters.vocab import DraftVocabulary
 from inference import modes
 from inference.doctor import LINKS, Diagnosis, Patient, examine, patient_of
-from inference.doctor.readings import Reading, Score, States, best, chance, others, scores, stated
+from inference.doctor.readings import (
+    Reading,
+    Score,
+    States,
+    best,
+    chance,
+    doubt,
+    others,
+    scores,
+    stated,
+)
 from inference.doctor.serving import served
 from inference.doctor.stored import template
 from inference.generate import generate
@@ -238,6 +248,19 @@ def test_another_rendering_is_named(target: Target, folder: Path, prompts: list[
     # an option that the template does not look at changes nothing
     edit_config(folder, lambda c: c["training"]["data"].update(template_options={"x": 1}))
     assert template(patient_of(target, folder, prompts)).status == "ok"
+
+
+def test_a_better_reading_that_is_not_believed_is_explained() -> None:
+    start = Score(Reading("as stated", ""), (-2.0,) * 3, (0.2,) * 3)
+    told = replace(start, reading=Reading("labels one earlier", "shift", holds_answer=True))
+    worse, copied = replace(told, agreement=(0.1,) * 3), replace(told, agreement=(0.4,) * 3)
+    chanced = replace(copied, reading=Reading("labels one later", "shift"))
+    for other, wanted in (
+        (copied, "one trained so would agree at 0.8 or more)"),
+        (chanced, "(labels one later: not more than chance, or than training measured, allows)"),
+    ):
+        assert doubt(start, other).endswith(wanted)
+    assert doubt(start, worse) == ""
 
 
 def test_wrong_numbering_of_taps_is_named(

@@ -204,6 +204,15 @@ def test_the_table_keeps_long_folders_short() -> None:
     assert line.split() == wanted.split()
 
 
+def test_of_shapes_that_are_as_good_the_first_of_the_table_is_advised() -> None:
+    shapes = [
+        {"spec": f"D:growth=dynamic,nodes={n},width=3,depth=2", "predicted": 1.3} for n in (5, 7)
+    ]
+    where = {"rows": 1, "context": 200, "temperature": 0.0, "experts_hit": {}}
+    [line] = tune_report.advice({"loads": [{**where, "shapes": shapes, "tried": []}]})
+    assert "nodes=5," in line
+
+
 def test_advice_names_the_best_and_says_where_nothing_pays() -> None:
     shapes = [
         {"spec": "D:growth=chain,gamma=2", "predicted": 1.5},
