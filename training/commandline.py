@@ -24,7 +24,7 @@ from drafters.untrusted import LARGEST, is_too_large
 # The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 _PLAIN_WIDTH = "104"  # of help without a terminal: its examples fit
-_TABLE_WIDTH = 120  # of tables without a terminal
+_TABLE_WIDTH, _LONGEST = 120, 1000  # of tables without a terminal
 # An option is in the same group of every command's help, and groups come in this order.
 _GROUPS = {
     "What": (
@@ -90,7 +90,8 @@ class Screen(Console):
         for table in tables:
             if not self.is_terminal:
                 whole = all(column.no_wrap for column in table.columns)
-                needed = self.measure(table).maximum if whole else 0
+                wide = self.options.update(max_width=_LONGEST)
+                needed = self.measure(table, options=wide).maximum if whole else 0
                 self.width = max(_TABLE_WIDTH, needed)
             self.print(table)
 
