@@ -236,4 +236,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     try:
         return load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / WEIGHTS} cannot be read ({error}): safetensors only") from error
+        raise UserError(
+            f"{folder / WEIGHTS} cannot be read ({error}): only whole safetensors are read, "
+            "copy it again"
+        ) from error

@@ -18,6 +18,7 @@ from drafters.checkpoint import parts_of
 from drafters.errors import UserError
 from drafters.growth.label import shape_label
 from drafters.hub import is_hub_id
+from drafters.paths import without_paths
 from drafters.stored import WEIGHTS, StoredDrafter
 
 MANIFEST = "data_manifest.json"
@@ -159,11 +160,12 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _named(one: Mapping[str, Any], folder: Path, place: str) -> str:
-    """Return a line's drafter as it is named where it is published; others in its tree stay."""
+    """Return a line's drafter as it is named where it is published, with others in its tree."""
     found: list[str] = []
     for part in parts_of(one["name"]):
         name, colon, rest = part.partition(":")
-        found.append(f"{place}{colon}{rest}" if _same(name, folder) else part)
+        own = f"{place}{colon}{without_paths(rest)}"
+        found.append(own if _same(name, folder) else without_paths(part))
     return "+".join(found)
 
 
@@ -183,6 +185,8 @@ def _line(one: Mapping[str, Any], prompts: int, folder: Path) -> dict[str, str]:
         "shape": _shape(one, folder),
         "verifier": one["verify_mode"],
         "tau": _number(one["tau"]),
+        "distinct": _percent(one.get("distinct_4")),
+        "looped": _percent(one.get("looped_share")),
         "alpha": _number(one["alpha"]),
         "speedup": _number(one["speedup"]) + between,
         "identical": "drawn" if identical is None else f"{identical} of {prompts}",
@@ -191,6 +195,10 @@ def _line(one: Mapping[str, Any], prompts: int, folder: Path) -> dict[str, str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
 
 
 def _command(settings: Mapping[str, Any], drafters: Sequence[str]) -> str:

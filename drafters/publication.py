@@ -20,6 +20,7 @@ from drafters.adapter import ADAPTER, Adapter, is_adapter
 from drafters.base import NeuralDrafter
 from drafters.card import MANIFEST, Sources, card
 from drafters.errors import UserError
+from drafters.paths import without_paths
 from drafters.stored import CONFIG, WEIGHTS, StoredDrafter, read_config
 from drafters.untrusted import read_object
 from drafters.whole import whole_folder
@@ -84,9 +85,9 @@ class Publication:
             {} if benchmark is None else read_object(Path(benchmark)),
         )
         plain = {"training": stored.training, "recipe": sources.recipe}
-        shown = _without_paths(plain)
+        shown = without_paths(plain)
         target = stored.made_for
-        name, base = _without_paths([target.name, target.base])
+        name, base = without_paths([target.name, target.base])
         made_for = replace(target, name=name, base=base)
         public = replace(stored, made_for=made_for, training=shown["training"])
         public_sources = replace(sources, recipe=shown["recipe"])
@@ -95,9 +96,9 @@ class Publication:
             CARD: card(public, drafter, public_sources, place),
         }
         if sources.manifest:
-            texts[MANIFEST] = _json(_without_paths(sources.manifest))
+            texts[MANIFEST] = _json(without_paths(sources.manifest))
         if sources.benchmark:
-            texts[BENCHMARK] = _json(_without_paths(sources.benchmark))
+            texts[BENCHMARK] = _json(without_paths(sources.benchmark))
         return texts
 
     @property
@@ -139,7 +140,7 @@ def _adapter_config(stored: StoredDrafter) -> dict[str, str]:
     if not stored.made_for.adapter or not is_adapter(stored.folder / ADAPTER):
         return {}
     found = read_object(stored.folder / ADAPTER / adapter.CONFIG)
-    return {f"{ADAPTER}/{adapter.CONFIG}": _json(_without_paths(found))}
+    return {f"{ADAPTER}/{adapter.CONFIG}": _json(without_paths(found))}
 
 
 def _adapter_files(stored: StoredDrafter) -> dict[str, Path]:
@@ -160,7 +161,7 @@ def _adapter_files(stored: StoredDrafter) -> dict[str, Path]:
 def _config(stored: StoredDrafter) -> dict[str, Any]:
     """Return the config as it is but for paths; options are what the drafter is made of."""
     config = read_config(stored.folder)
-    return {**_without_paths(config), "options": config["options"]}
+    return {**without_paths(config), "options": config["options"]}
 
 
 def _manifest(stored: StoredDrafter) -> dict[str, Any]:
@@ -171,26 +172,6 @@ def _manifest(stored: StoredDrafter) -> dict[str, Any]:
     place = Path(path)
     file = (place if place.is_dir() else place.parent) / "manifest.json"
     return read_object(file) if file.is_file() else {}
-
-
-def _without_paths(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        pairs = cast("Mapping[str, Any]", value)
-        return {key: _without_paths(inner) for key, inner in pairs.items()}
-    if isinstance(value, list | tuple):
-        return [_without_paths(inner) for inner in cast("list[Any]", value)]
-    if isinstance(value, str):
-        return " ".join(_last_part(word) for word in value.split(" "))
-    return value
-
-
-def _last_part(text: str) -> str:
-    """Return the last part of an absolute path, anything else as it is.
-
-    >>> _last_part("/home/me/models/small"), _last_part("owner/name"), _last_part("runs/x")
-    ('small', 'owner/name', 'runs/x')
-    """
-    return Path(text).name if text.startswith("/") and len(text) > 1 else text
 
 
 def _json(value: object) -> str:

@@ -93,7 +93,9 @@ class StoredDrafter:
                 parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
                 return {n: (tuple(x.get_shape()), x.get_dtype()) for n, x in parts.items()}
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} cannot be read ({error}): safetensors only") from error
+            raise UserError(
+                f"{path} cannot be read ({error}): only whole safetensors are read, copy it again"
+            ) from error
 
     def faults(self) -> list[str]:
         """Say which tensors are missing, unused or of another shape than the config asks for.

@@ -95,7 +95,10 @@ def _options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"--template-options {text!r} is not JSON ({error})") from error
+        raise UserError(
+            f"--template-options {text!r} is not JSON ({error}): give such as "
+            "'{\"enable_thinking\": false}'"
+        ) from error
     if not isinstance(found, dict):
         raise UserError(f"--template-options is {text!r}: give a JSON object")
     return found

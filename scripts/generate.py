@@ -41,7 +41,7 @@ from inference.machine import versions
 from inference.modes import LOSSY, shown
 from inference.prompts import chat_ids, has_template, text_ids
 from inference.spec import Spec
-from training.commandline import Screen, spelt
+from training.commandline import MARKED, Screen, spelt
 
 SHIPPED = "ngram+{}:growth=dynamic,nodes=8,width=2,depth=4"
 
@@ -78,7 +78,12 @@ def generate(
     engine: Annotated[Engine | None, typer.Option(help=ENGINE_HELP)] = None,
     device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
     weights: Annotated[Weights | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    color: Annotated[bool, typer.Option("--color", help="Mark accepted drafts.")] = False,
+    color: Annotated[
+        bool,
+        typer.Option(
+            "--color", help="Mark accepted drafts: green, or {+so+} where no colours are."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     _plugin: Plugins = None,
 ) -> None:
@@ -164,9 +169,10 @@ def _stream(generation: Generation, text: TextStream, *, color: bool) -> None:
         if console is None:
             sys.stdout.write(spelt(piece) if sys.stdout.isatty() else piece)
             sys.stdout.flush()
+        elif drafted and console.color_system is None:  # NO_COLOR
+            console.print(MARKED.format(piece), end="")
         else:
-            style = "green" if drafted else None
-            console.print(piece, end="", style=style)
+            console.print(piece, end="", style="green" if drafted else None)
 
     for _, commit in generation:
         for piece, drafted in _pieces(text, commit):

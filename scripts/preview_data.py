@@ -55,13 +55,14 @@ def preview_data(
     screen = Screen(highlight=False)
     for example in examples[:show]:
         screen.rule(f"{example.id}: {len(example)} tokens, {example.supervised} learned")
-        screen.print(coloured(example, reader.tokenizer))
+        colours = screen.color_system is not None
+        screen.print(coloured(example, reader.tokenizer, colours=colours), soft_wrap=True)
         if table > 0:
             start = max(0, first_target(example) - table // 4)
             screen.print(positions(example, reader.tokenizer, start, table))
     screen.rule("all chats")
     for line in _summary(report, examples, settings):
-        screen.print(line)
+        screen.print(line, soft_wrap=True)
     screen.print(_covered(reader, examples, settings, sizes, gamma))
 
 

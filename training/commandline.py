@@ -24,6 +24,7 @@ from drafters.untrusted import LARGEST, is_too_large
 # The base of all usage errors: typer carries a click of its own from 0.29 on, imports it before.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 _PLAIN_WIDTH = "104"  # of help without a terminal: its examples fit
+MARKED = "{{+{}+}}"  # what colours would mark, as git diff --word-diff does
 _TABLE_WIDTH, _LONGEST = 120, 1000  # of tables without a terminal
 # An option is in the same group of every command's help, and groups come in this order.
 _GROUPS = {

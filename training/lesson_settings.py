@@ -64,8 +64,9 @@ class FeatureSettings:
         engine: vllm lets that engine hold the target and make what is not kept; of the target only
             embedding and head are then in this process. Empty: the target makes them here.
         engine_options: arguments of the engine's own, such as {tensor_parallel_size: 4}.
-        offload_folder: takes a copy of the target's layers where they cannot be read as they are
-            stored (mixtures).
+        offload_folder: with an engine, what spread.offload_folder is with spread.device_map: takes
+            a copy of the target's layers, of which this process then has none in memory, where they
+            cannot be read as they are stored (mixtures).
     """
 
     keep: str = "auto"

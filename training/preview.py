@@ -15,7 +15,7 @@ from torch import Tensor
 
 from drafters.errors import UserError
 from drafters.vocab import choose, coverage
-from training.commandline import spelt
+from training.commandline import MARKED, spelt
 from training.examples import Example
 
 LEARNED, READ = "bold green", "dim"
@@ -85,12 +85,13 @@ def kept_always(tokenizer: Any, ends: set[int], training: Sequence[Example]) -> 
     return ends | (special & seen)
 
 
-def coloured(example: Example, tokenizer: Any) -> Text:
-    """Return a chat's text: what is learned bold green, what is only read dim."""
+def coloured(example: Example, tokenizer: Any, *, colours: bool = True) -> Text:
+    """Return a chat's text: what is learned bold green, or marked; what is only read dim."""
     text = Text()
     for ids, learned in _runs(example):
-        said = tokenizer.decode(ids, skip_special_tokens=False)
-        text.append(spelt(said), style=LEARNED if learned else READ)
+        said = spelt(tokenizer.decode(ids, skip_special_tokens=False))
+        marked = MARKED.format(said) if learned and not colours else said
+        text.append(marked, style=LEARNED if learned else READ)
     return text
 
 

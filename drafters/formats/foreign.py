@@ -149,4 +149,6 @@ def _headers(file: Path) -> dict[str, Header]:
                 for name, x in slices.items()
             }
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{file} cannot be read ({error}): safetensors only") from error
+        raise UserError(
+            f"{file} cannot be read ({error}): only whole safetensors are read, copy it again"
+        ) from error

@@ -265,4 +265,7 @@ def doubt(stated: Score, other: Score) -> str:
             f" ({other.reading.name}: the answer itself is read there, which fits any drafter; "
             f"one trained so would agree at {SURE:g} or more)"
         )
-    return f" ({other.reading.name}: not more than chance, or than training measured, allows)"
+    return (
+        f" ({other.reading.name}: not beyond chance over so few prompts, or more than training "
+        "measured; give more prompts)"
+    )

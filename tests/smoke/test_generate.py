@@ -86,6 +86,19 @@ def test_accepted_drafts_are_marked(folder: Path) -> None:
     assert "\x1b[" not in plain.stdout
 
 
+def test_without_colours_accepted_drafts_are_marked_by_signs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    options = ("--target", str(folder), "--drafter", f"{folder}:gamma=3", "--prompt", "Hi", "--raw")
+    done = call(*options, "--max-new-tokens", "9", "--color")
+    assert "\x1b" not in done.stdout
+    assert done.stdout.count("{+") == done.stdout.count("+}") > 0
+    unmarked = call(*options, "--max-new-tokens", "9").stdout
+    assert done.stdout.replace("{+", "").replace("+}", "") == unmarked
+
+
 def test_raw_text_system_messages_and_stops(folder: Path) -> None:
     options = ("--target", str(folder), "--prompt", "Hi", "--max-new-tokens", "12", "--json")
     outputs = [

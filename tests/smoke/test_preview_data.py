@@ -86,6 +86,8 @@ def test_only_what_is_learned_is_coloured() -> None:
     learned = [text.plain[s.start : s.end] for s in text.spans if s.style == LEARNED]
     assert learned == [tiny_tokenizer().decode(ids[2:])]
     assert first_target(example) == 1
+    marked = coloured(example, tiny_tokenizer(), colours=False).plain
+    assert marked == f"{tiny_tokenizer().decode(ids[:2])}{{+{learned[0]}+}}"
 
 
 @pytest.mark.slow

@@ -257,7 +257,7 @@ def test_a_better_reading_that_is_not_believed_is_explained() -> None:
     chanced = replace(copied, reading=Reading("labels one later", "shift"))
     for other, wanted in (
         (copied, "one trained so would agree at 0.8 or more)"),
-        (chanced, "(labels one later: not more than chance, or than training measured, allows)"),
+        (chanced, "measured; give more prompts)"),
     ):
         assert doubt(start, other).endswith(wanted)
     assert doubt(start, worse) == ""

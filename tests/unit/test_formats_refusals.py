@@ -269,7 +269,7 @@ def test_a_config_that_is_none(text: str, folder: Path, target: Target, tmp_path
 def test_a_truncated_file(size: int, folder: Path, target: Target, tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(UserError, match="safetensors only"):
+    with pytest.raises(UserError, match="only whole safetensors are read"):
         import_drafter(folder, tmp_path / "ours", target)
 
 

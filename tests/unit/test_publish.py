@@ -85,6 +85,8 @@ def benchmark(folder: Path) -> Path:
         "shape": {"gamma": 3},
         "verify_mode": "lossless",
         "tau": 1.8345,
+        "distinct_4": 0.812,
+        "looped_share": 0.281,
         "alpha": 0.52,
         "speedup": 1.274,
         "speedup_interval": [1.19, 1.35],
@@ -140,6 +142,14 @@ def test_a_folder_is_published_and_loads(
     everything = "".join(f.read_text() for f in to.iterdir() if f.name != WEIGHTS)
     assert "/home/me" not in everything
     assert str(tmp_path / "run") not in everything
+    # nor of what drafted beside it
+    measured = json.loads(benchmark.read_text())
+    one = measured["drafters"][0]
+    one["name"] = f"/home/me/other/best:corpus=/home/me/answers+{one['name']}"
+    benchmark.write_text(json.dumps(measured))
+    beside = publish(folder, "--to", to, "--benchmark", benchmark, "--dry-run").stdout
+    assert "/home/me" not in beside
+    assert f"best:corpus=answers+{to}:growth=chain,gamma=3" in beside
     # again: an earlier publication is replaced, anything else is left alone
     assert publish(folder, "--to", to).returncode == 0
     (to / "mine.txt").touch()
@@ -170,7 +180,7 @@ def test_the_card_says_what_is_known(folder: Path, benchmark: Path) -> None:
         "lr: 0.001",
         "epochs: 4.0",
         "120 optimizer steps. On held-out chats: agreement/1 0.512, tau 1.830.",
-        "| chain 3 | lossless | 1.83 | 0.52 | 1.27 (1.19-1.35) | 8 of 8 |",
+        "| chain 3 | lossless | 1.83 | 81% | 28% | 0.52 | 1.27 (1.19-1.35) | 8 of 8 |",
         "--prompts mine.jsonl",
         f"--drafter {REPO}:growth=chain,gamma=3",
         f'load_drafter("{REPO}", target)',
