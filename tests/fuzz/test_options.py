@@ -23,6 +23,7 @@ import pytest
 import torch
 import yaml
 
+import training.parts  # noqa: F401 - names subprocess's classes, which are replaced below
 from drafters.base import NeuralDrafter
 from drafters.checkpoint import save_drafter
 from drafters.errors import UserError
