@@ -105,8 +105,8 @@ class StoredDrafter:
         Raises:
             UserError: if the config's options cannot be.
         """
-        kinds = {name: kind for name, (_, kind) in self.header().items()}
-        found = self.shapes()
+        header = self.header()
+        found = {name: shape for name, (shape, _) in header.items()}
         self._check_numbers(max(_LARGEST, sum(map(math.prod, found.values()))))
         with torch.device("meta"), _at_most(4 * len(found) + _SPARE, self.folder):
             empty = self._build()
@@ -123,9 +123,9 @@ class StoredDrafter:
                 if found[name] != wanted[name]
             ]
             + [
-                f"{name} holds {kinds[name]}, the config asks for {state[name].dtype}"
+                f"{name} holds {header[name][1]}, the config asks for {state[name].dtype}"
                 for name in both
-                if state[name].is_floating_point() != ("F" in kinds[name])
+                if state[name].is_floating_point() != ("F" in header[name][1])
             ]
         )
 

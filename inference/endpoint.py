@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from drafters.errors import UserError
+from drafters.sampling import Warp
 
 _PASSING = {408, 429, 500, 502, 503, 504}  # what a busy or restarting server answers
 _TRIES = 7  # a minute of waiting in all
@@ -187,6 +188,30 @@ class Endpoint:
             return f"{self.url} has no such place (404): give an OpenAI-compatible server"
         hint = "; lower --max-new-tokens or shorten the prompts" if "context" in said else ""
         return f"{self.url} refuses a request: {said}{hint}"
+
+
+def asking(model: str, prompt: Sequence[int], count: int) -> Answer:
+    """Return a request for so many greedy tokens behind a prompt, ids in the answer."""
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": count,
+        "temperature": 0.0,
+        "repetition_penalty": 1.0,
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+    }
+
+
+def drawing(warp: Warp, eos_ids: Collection[int]) -> Answer:
+    """Return how a request says that it is drawn and ends: nothing is left to the server."""
+    return {
+        "temperature": warp.temperature,
+        "top_k": warp.top_k or -1,
+        "top_p": warp.top_p,
+        "min_p": warp.min_p,
+        "stop_token_ids": sorted(eos_ids),
+    }
 
 
 def choice_of(answer: Answer) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from drafters.base import Commit, Drafter, JointDrafter, ReadsCache, TargetOutput
+from drafters.base import Commit, Drafter, ReadsCache, TargetOutput
 from drafters.errors import UserError
 from drafters.growth import Growth
 from drafters.laws import Laws
@@ -21,6 +21,7 @@ from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
 from inference.clock import Clock, now
+from inference.contract import check_made_for, check_root, check_trees
 from inference.modes import VERIFIERS, resolve
 from inference.spoilt import check_finite, spoilt_rows, step_alone
 from inference.stop import Stop
@@ -84,7 +85,7 @@ class Decoder:
         verify: str | None = None,
     ) -> None:
         """Allocate the cache and start the drafter's session."""
-        _check_made_for(drafter, target)
+        check_made_for(drafter, target)
         self.verify = VERIFIERS[resolve(growth, verify)]
         if warp.rules is not None:
             warp.rules.check(target.shape.vocab_size)
@@ -179,7 +180,7 @@ class Decoder:
             return [None if row is None else TokenTree.chain(row.ids[-1:]) for row in active]
         random = [None if row is None else row.random for row in active]
         trees = self.session.propose(self._warp(active), random)
-        _check_trees(active, trees)
+        check_trees(active, trees)
         return trees
 
     def _judge(
@@ -199,7 +200,7 @@ class Decoder:
                 commits.append(None)
                 paths.append(None)
                 continue
-            _check_root(index, row, tree)
+            check_root(index, row.ids[-1], tree)
             verdict = self.verify(law, tree, row.random.verify)
             emitted = [tree.token_list[node] for node in verdict.path[1:]] + [verdict.token]
             emitted = emitted[:1] if index in single else emitted
@@ -271,59 +272,6 @@ class Decoder:
         clock.verify += verify
         clock.commit += commit
         clock.rounds += 1
-
-
-def _check_made_for(drafter: Drafter, target: Target) -> None:
-    """Refuse weights that were made for a target of another shape; a fingerprint tells more."""
-    members = drafter.members if isinstance(drafter, JointDrafter) else ()
-    for member in members:
-        _check_made_for(member, target)
-    made_for = getattr(drafter, "made_for", None)
-    for name in ("vocab_size", "hidden_size", "num_layers") if made_for is not None else ():
-        theirs, ours = getattr(made_for, name), getattr(target.shape, name)
-        if theirs != ours:
-            raise UserError(
-                f"drafter {drafter.name} was made for a target whose {name} is {theirs}, "
-                f"{target.name} has {ours}: give the target it was trained on"
-            )
-
-
-def _check_trees(active: Sequence[Row | None], trees: Sequence[TokenTree | None]) -> None:
-    """Refuse trees that cannot be laid out.
-
-    Raises:
-        UserError: a row has no tree, or one that is misnumbered.
-    """
-    if not isinstance(trees, Sequence) or isinstance(trees, str):
-        raise UserError(f"the drafter proposes {trees!r}: give a list of trees, one a row")
-    if len(trees) != len(active):
-        raise UserError(f"the drafter proposes {len(trees)} trees: give one a row, {len(active)}")
-    for index, (row, tree) in enumerate(zip(active, trees, strict=True)):
-        if row is None:
-            continue
-        if tree is None:
-            raise UserError(f"the drafter proposes no tree for row {index}: give the root alone")
-        if not isinstance(tree, TokenTree):
-            raise UserError(f"the drafter proposes {tree!r} for row {index}: give a TokenTree")
-        try:
-            _ = tree.depth  # needed to lay it out, and looked at once a shape
-        except ValueError as error:
-            raise UserError(f"the drafter's tree for row {index}: {error}") from None
-
-
-def _check_root(index: int, row: Row, tree: TokenTree) -> None:
-    """Refuse a tree under which an output would not be the target's own.
-
-    Looked at with the verdict: a tree's tokens stay on the drafter's device until then.
-
-    Raises:
-        UserError: the tree starts at another token than the text's last.
-    """
-    if tree.root != row.ids[-1]:
-        raise UserError(
-            f"the drafter's tree for row {index} starts with token {tree.root}: node 0 is the "
-            f"root, the last token of the text ({row.ids[-1]}, commit.root)"
-        )
 
 
 def _within(tree: TokenTree, depth: int) -> TokenTree:

@@ -5,17 +5,16 @@ number alone, not on which rows run beside it.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import TypeVar
 
 from drafters.base import Commit, Drafter
 from drafters.errors import UserError
 from drafters.growth import Chain, Growth
 from drafters.growth.base import check_at_least
 from drafters.rules import Rules
-from drafters.sampling import RowRandom, Warp, check_seed
+from drafters.sampling import RowRandom, Warp
 from drafters.target import Target
 from inference.clock import Clock
 from inference.costs import Load
@@ -24,49 +23,10 @@ from inference.feed import Feed
 from inference.modes import tree_mode
 from inference.pricing import priced
 from inference.prompts import text_ids
+from inference.sampling import Sampling, several
 from inference.stop import Stop
 
-Item = TypeVar("Item")
-
 _ROWS = 8  # rows decoded together unless the caller says otherwise
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How outputs are drawn and where they end.
-
-    Args:
-        max_new_tokens: at most this many tokens a prompt.
-        warp: how logits become laws.
-        seed: of all rows; prompt number i draws from its own streams of it.
-        stop_strings: texts that end an output.
-        eos_ids: ids that end an output; None: the target's own.
-        scores: whether outputs carry the score of every token.
-    """
-
-    max_new_tokens: int = 128
-    warp: Warp = field(default_factory=Warp)
-    seed: int = 0
-    stop_strings: tuple[str, ...] = ()
-    eos_ids: frozenset[int] | None = None
-    scores: bool = False
-
-    def __post_init__(self) -> None:
-        """Check what no later stage would check before model work."""
-        check_at_least(self.max_new_tokens, 1, "max_new_tokens")
-        check_seed(self.seed)
-        if not isinstance(self.warp, Warp):
-            raise UserError(f"warp is {self.warp!r}: give drafters.sampling.Warp(...)")
-        if isinstance(self.stop_strings, str):  # a sequence of texts too, of one character each
-            raise UserError(f"stop_strings is one text: give ({self.stop_strings!r},)")
-        for string in _several("stop_strings", self.stop_strings, "texts"):
-            _check_text(string)
-        ends = () if self.eos_ids is None else _several("eos_ids", self.eos_ids, "token ids")
-        if isinstance(self.eos_ids, str) or not all(isinstance(end, int) for end in ends):
-            raise UserError(f"eos_ids is {self.eos_ids!r}: give token ids")
-        rules = self.warp.rules
-        if not isinstance(rules, Rules | None):
-            raise UserError(f"rules is {rules!r}: give drafters.rules.Rules(...), or leave it out")
 
 
 @dataclass
@@ -156,7 +116,7 @@ class Generation:
             check_at_least(rows, 1, "rows")
         if isinstance(prompts, str):  # a sequence of texts too, of one character each
             raise UserError("prompts is one text: give a list of prompts, such as [text]")
-        given = _several("prompts", prompts, "a list of prompts, each a text or token ids")
+        given = several("prompts", prompts, "a list of prompts, each a text or token ids")
         self.prompts = [_ids(target, prompt) for prompt in given]
         if not self.prompts:
             raise UserError("no prompts were given: give at least one")
@@ -285,7 +245,7 @@ def generate(
         seed=seed,
         stop_strings=(stop_strings,)
         if isinstance(stop_strings, str)
-        else _several("stop_strings", stop_strings, "texts"),
+        else several("stop_strings", stop_strings, "texts"),
         eos_ids=ends,
         scores=scores,
     )
@@ -309,20 +269,6 @@ def _ends(eos_ids: Sequence[int] | int) -> frozenset[int]:
         return frozenset(given)
     except TypeError:
         raise UserError(f"eos_ids is {eos_ids!r}: give token ids") from None
-
-
-def _several(name: str, given: Iterable[Item], kind: str) -> tuple[Item, ...]:
-    """Return what was given; refuse what holds nothing that could be gone through."""
-    if not isinstance(given, Iterable):
-        raise UserError(f"{name} is {given!r}: give {kind}")
-    return tuple(given)
-
-
-def _check_text(string: object) -> None:
-    if not isinstance(string, str) or not string:
-        raise UserError(f"a stop string is {string!r}: give a text, or leave it out")
-    if any("\ud800" <= character <= "\udfff" for character in string):
-        raise UserError(f"a stop string holds what is no character ({string!r}): give UTF-8 text")
 
 
 def _ids(target: Target, prompt: Sequence[int] | str) -> list[int]:

@@ -42,7 +42,7 @@ def resolve(growth: Growth, name: str | None) -> str:
     legal = legal_verifiers(growth)
     if name is None:
         return legal[0]
-    if name not in list(VERIFIERS):
+    if name not in list(VERIFIERS):  # a list asks for no hash
         raise UserError(f"verify is {name!r}: give {', '.join(VERIFIERS)}")
     if name not in legal:
         shape = "chain" if growth.nodes == growth.depth else "tree"

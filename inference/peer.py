@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from drafters.errors import UserError
 from drafters.sampling import Warp
 from drafters.target import Target
 
@@ -64,3 +65,13 @@ class Peer(ABC):
         """Keep what prompts got."""
         for prompt, output in zip(prompts, outputs, strict=True):
             self.outputs.setdefault(prompt, []).append(output)
+
+
+def refuse_rules(warp: Warp) -> None:
+    """Refuse what no peer is measured with.
+
+    Raises:
+        UserError: if the warp has rules.
+    """
+    if warp.rules is not None:
+        raise UserError("peers are measured without penalties, biases or constraints: drop either")

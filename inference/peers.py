@@ -12,7 +12,7 @@ from drafters.errors import UserError
 from drafters.loading import load_model
 from drafters.sampling import Warp
 from drafters.target import Target
-from inference.peer import Peer, PeerOutput
+from inference.peer import Peer, PeerOutput, refuse_rules
 from inference.server_peer import ServerPeer
 
 LOOKUP_TOKENS = 10  # what transformers' documentation drafts from the prompt
@@ -121,8 +121,7 @@ def _drawn(warp: Warp) -> dict[str, Any]:
     Raises:
         UserError: if the warp has rules, which peers are not measured with.
     """
-    if warp.rules is not None:
-        raise UserError("peers are measured without penalties, biases or constraints: drop either")
+    refuse_rules(warp)
     if warp.greedy:
         return {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
     return {

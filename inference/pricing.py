@@ -4,8 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from drafters.base import Drafter, JointDrafter
-from drafters.growth import CostAware, Growth
-from drafters.growth.prices import Prices
+from drafters.growth import CostAware, Growth, Prices
 from drafters.sampling import Warp
 from drafters.target import Target
 from inference.cost_store import CostStore, cost_key
@@ -39,24 +38,24 @@ def priced(
     if not isinstance(growth, CostAware):
         return growth
     members = drafter.members if isinstance(drafter, JointDrafter) else ()
-    keys = [(one, cost_key(one, growth, warp)) for one in (drafter, *members)]
-    tables = [_table(growth, target, one, key, load, warp) for one, key in keys]
-    tables = [table if newer is None else table.merged(newer) for table in tables]
-    own, *others = [
-        table.prices(key, growth.expanded, load)
-        for table, (_, key) in zip(tables, keys, strict=True)
-    ]
+    newer = newer or CostTable({}, {})
+    own, *others = [_prices(growth, target, one, load, warp, newer) for one in (drafter, *members)]
     return growth.priced(own, others)
 
 
-def _table(
-    growth: CostAware, target: Target, drafter: Drafter, key: str, load: Load, warp: Warp
-) -> CostTable:
-    store = CostStore(target, warp)
+def _prices(
+    growth: CostAware,
+    target: Target,
+    drafter: Drafter,
+    load: Load,
+    warp: Warp,
+    newer: CostTable,
+) -> Prices:
+    key, store = cost_key(drafter, growth, warp), CostStore(target, warp)
     table = store.load()
     if table is None or not table.covers(key, growth.expanded, load.rows):
         table = store.add(_measured(growth, target, drafter, key, load, warp))
-    return table
+    return table.merged(newer).prices(key, growth.expanded, load)
 
 
 def _measured(

@@ -16,7 +16,8 @@ from drafters.growth import Chain
 from drafters.sampling import Warp
 from drafters.target import Target
 from drafters.vocab import place_of
-from inference.generate import Generation, Sampling
+from inference.generate import Generation
+from inference.sampling import Sampling
 
 
 def rank_accuracies(

@@ -13,8 +13,8 @@ from typing import Any
 from drafters.errors import UserError
 from drafters.sampling import Warp
 from drafters.target import Target
-from inference.endpoint import Endpoint, choice_of, ids_of
-from inference.peer import Peer, PeerOutput
+from inference.endpoint import Endpoint, asking, choice_of, drawing, ids_of
+from inference.peer import Peer, PeerOutput, refuse_rules
 
 
 @dataclass(frozen=True)
@@ -79,21 +79,11 @@ class ServerPeer(Peer):
     def _body(
         self, target: Target, prompt: Sequence[int], most: int, warp: Warp, seed: int
     ) -> dict[str, Any]:
-        if warp.rules is not None:
-            raise UserError("peers are measured without penalties, biases or constraints")
+        refuse_rules(warp)
         return {
-            "model": self.model,
-            "prompt": list(prompt),
-            "max_tokens": most,
-            "temperature": warp.temperature,
-            "top_k": warp.top_k or -1,
-            "top_p": warp.top_p,
-            "min_p": warp.min_p,
+            **asking(self.model, prompt, most),
+            **drawing(warp, target.eos_ids),
             "seed": seed,
-            "repetition_penalty": 1.0,
-            "stop_token_ids": sorted(target.eos_ids),
-            "skip_special_tokens": False,
-            "return_token_ids": True,
             "cache_prompt": False,
         }
 

@@ -16,9 +16,10 @@ from drafters.target import Target
 from inference.cost_store import cost_key
 from inference.costs import CostTable, Load, Shape
 from inference.forecast import forecast
-from inference.generate import Generation, Sampling
+from inference.generate import Generation
 from inference.meter import Probe
 from inference.pricing import free_probes
+from inference.sampling import Sampling
 from inference.spec import Spec
 from inference.stats import Round, acceptance
 

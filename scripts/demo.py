@@ -50,7 +50,7 @@ class Plan:
         fresh: makes chats, for --fresh.
         common: what every training starts with: its script and settings.
         train: one training a drafter, by the name of its folder.
-        benchmark: options of the benchmark; none: no benchmark.
+        benchmark: options of the benchmark.
     """
 
     out: str = MISSING

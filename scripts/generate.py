@@ -36,10 +36,11 @@ from drafters.sampling import Warp
 from drafters.shipped import shipped_for
 from drafters.target import Target
 from inference.detokenize import TextStream
-from inference.generate import Generation, Output, Sampling
+from inference.generate import Generation, Output
 from inference.machine import versions
 from inference.modes import LOSSY, shown
 from inference.prompts import chat_ids, has_template, text_ids
+from inference.sampling import Sampling
 from inference.spec import Spec
 from training.commandline import MARKED, Screen, spelt
 

@@ -46,10 +46,10 @@ from inference.cost_store import CostStore
 from inference.costs import CostTable, Load
 from inference.experts import experts_hit, routers
 from inference.facts import target_facts
-from inference.generate import Sampling
 from inference.machine import machine, versions
 from inference.meter import WIDE_SIZES, CostMeter, measure_costs
 from inference.prompts import Prompt, first_turn_ids, read_prompts
+from inference.sampling import Sampling
 from inference.spec import Spec
 from inference.summary import summarise
 from inference.tuning import Candidate, Largest, candidates, named, probes, ranked

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from drafters.errors import UserError
-from inference.endpoint import Answer, Endpoint, choice_of, ids_of, usage_of
+from inference.endpoint import Answer, Endpoint, asking, choice_of, drawing, ids_of, usage_of
 from inference.engine import Request
 from inference.stop import Stop
 from training.reader import ChatReader
@@ -63,11 +63,7 @@ class RemoteSampler:
         warp, stop = law.warp, law.stop
         body: dict[str, Any] = {
             **self._asking(request.prompt, self._room(request)),
-            "temperature": warp.temperature,
-            "top_k": warp.top_k or -1,
-            "top_p": warp.top_p,
-            "min_p": warp.min_p,
-            "stop_token_ids": sorted(stop.eos_ids),
+            **drawing(warp, stop.eos_ids),
         }
         if not warp.greedy:
             body["seed"] = request.random.verify.generator.initial_seed() % _SEEDS
@@ -76,15 +72,7 @@ class RemoteSampler:
         return body
 
     def _asking(self, prompt: Sequence[int], count: int) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "prompt": list(prompt),
-            "max_tokens": count,
-            "temperature": 0.0,
-            "repetition_penalty": 1.0,
-            "skip_special_tokens": False,
-            "return_token_ids": True,
-        }
+        body = asking(self.model, prompt, count)
         if self.ids == LOGPROBS:
             body["logprobs"] = 1
         return body

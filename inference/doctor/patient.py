@@ -13,7 +13,8 @@ from drafters.growth import Chain
 from drafters.registry import build_drafter
 from drafters.stored import StoredDrafter
 from drafters.target import Target
-from inference.generate import Generation, Output, Sampling, generate
+from inference.generate import Generation, Output, generate
+from inference.sampling import Sampling
 from inference.served import Engine
 
 _GAMMA = 4  # of drafters that do not say how deep they were trained

@@ -8,7 +8,8 @@ from drafters.base import Drafter
 from drafters.growth import Chain
 from drafters.target import Target
 from inference.compare import compare
-from inference.generate import Generation, Output, Sampling
+from inference.generate import Generation, Output
+from inference.sampling import Sampling
 from inference.served.job import Served
 
 

@@ -10,7 +10,8 @@ from drafters.growth import Chain
 from drafters.registry import build_drafter
 from drafters.target import Target
 from inference import generate
-from inference.generate import Generation, Sampling
+from inference.generate import Generation
+from inference.sampling import Sampling
 from inference.stop import Stop
 from tests.folders import VOCAB_SIZE, tiny_tokenizer
 from tests.tiny import tiny_model

@@ -107,13 +107,18 @@ def _supervised(parts: Parts) -> float:
     return float(sum(int(mask.sum()) for mask in masks) / sum(len(mask) for mask in masks))
 
 
+def _seconds(times: dict[str, list[float]]) -> tuple[float, float]:
+    """Return the seconds of all parts, and of those that states once kept leave."""
+    kept = sum(sum(taken) for part, taken in times.items() if part not in _ONCE)
+    return sum(sum(taken) for taken in times.values()), kept
+
+
 def _table(times: dict[str, list[float]], tokens: list[int], work: Workload) -> Table:
     flops = {
         "teacher sums": work.teacher_flops,
         "backward": 2 * work.forward_flops,
     }
-    whole = sum(sum(taken) for taken in times.values())
-    kept = sum(sum(taken) for part, taken in times.items() if part not in _ONCE)
+    whole, kept = _seconds(times)
     table = Table("part", "ms a step", "first pass", "states kept", "GFLOP/s", box=SIMPLE_HEAD)
     for part, taken in times.items():
         later = "" if part in _ONCE else f"{sum(taken) / kept:.0%}"
@@ -126,8 +131,7 @@ def _table(times: dict[str, list[float]], tokens: list[int], work: Workload) -> 
 def _summary(
     times: dict[str, list[float]], rates: list[float], tokens: list[int], work: Workload
 ) -> str:
-    kept = sum(sum(taken) for part, taken in times.items() if part not in _ONCE)
-    whole = sum(sum(taken) for taken in times.values())
+    whole, kept = _seconds(times)
     reached = work.training_flops * sum(tokens) / kept
     return (
         f"{sum(tokens) / whole:.0f} tokens/s in the first pass, {sum(tokens) / kept:.0f} with "

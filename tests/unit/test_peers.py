@@ -100,11 +100,14 @@ def test_a_server_is_a_peer(target: Target, rows: int) -> None:
 
 
 def test_a_servers_text_is_encoded_where_it_returns_no_ids(target: Target) -> None:
-    with serving(FakeServer(target, "nowhere")) as server:
+    said: list[str] = []
+    told = FakeServer(target, "nowhere", change=lambda choice: said.append(choice["text"]))
+    with serving(told) as server:
         peer = parse_peer(f"own={server.address}", target.dtype)
         [output] = peer.decode(target, [[1, 2]], 6, Warp(), 0)
     text = "".join(target.tokenizer.decode([token]) for token in output.ids)
     assert text
+    assert output.ids == target.tokenizer(said[-1], add_special_tokens=False)["input_ids"]
     assert 0 < output.seconds < output.total_seconds
 
 

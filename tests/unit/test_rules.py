@@ -20,7 +20,8 @@ from drafters.rules import Context, GuidedWarp, Rules
 from drafters.sampling import Warp
 from drafters.target import Target
 from drafters.tree import TokenTree
-from inference.generate import Generation, Output, Sampling
+from inference.generate import Generation, Output
+from inference.sampling import Sampling
 from tests.tiny import prompts_of, tiny_target
 
 IDS = [3, 7, 7, 1, 3]

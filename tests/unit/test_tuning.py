@@ -15,7 +15,7 @@ from drafters.sampling import Warp
 from drafters.tree import TokenTree
 from inference import tune_report
 from inference.costs import CostTable, DraftCosts, Load
-from inference.generate import Sampling
+from inference.sampling import Sampling
 from inference.spec import Spec
 from inference.tuning import (
     Candidate,
